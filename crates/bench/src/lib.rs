@@ -1,0 +1,1 @@
+//! Load profiles, micro benchmarks and their reports.

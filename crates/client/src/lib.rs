@@ -1,0 +1,1 @@
+//! The Rockdove messaging API: topics, broadcast, exclusive, directed, request/reply.

@@ -1,0 +1,1 @@
+//! BSON documents as pure data: matching, updates, projection, sort, aggregation, index keys.

@@ -1,0 +1,1 @@
+//! The sequencer and the state: collections, indexes, sessions, change feed.

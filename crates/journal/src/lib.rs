@@ -1,0 +1,1 @@
+//! The append-only log: segments, checksums, group commit, sync policies, recovery.

@@ -1,0 +1,1 @@
+//! The MongoDB wire protocol: a sans-I/O codec and command core, and a thin async shell.

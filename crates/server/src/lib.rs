@@ -1,0 +1,1 @@
+//! The Rockdove server: configuration, listeners, wiring, lifecycle.
