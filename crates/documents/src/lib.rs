@@ -29,6 +29,7 @@ pub use value::{Kind, Owned, ToValue, Value};
 mod arbitrary;
 mod wide;
 
+pub mod collation;
 pub mod compare;
 pub mod decimal;
 pub mod key;
