@@ -32,6 +32,7 @@ mod wide;
 pub mod collation;
 pub mod compare;
 pub mod decimal;
+pub mod filter;
 pub mod key;
 pub mod number;
 pub mod path;
