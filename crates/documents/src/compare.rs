@@ -107,12 +107,12 @@ fn pairwise<'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{Decimal128, ObjectId, Owned, Timestamp, array, doc};
 
     /// Values in strictly ascending order; the inner ones are equal.
-    fn ladder() -> Vec<Vec<Owned>> {
+    pub(crate) fn ladder() -> Vec<Vec<Owned>> {
         let decimal = |text| Owned::Decimal128(Decimal128::parse(text).unwrap());
         let binary = |subtype, bytes: &'static [u8]| Owned::Binary { subtype, bytes: bytes.into() };
         vec![
