@@ -24,3 +24,13 @@ pub use doc::{Doc, Element, Iter, RawDoc};
 pub use error::{Code, Error, Result, code};
 pub use types::{Decimal128, ObjectId, Timestamp};
 pub use value::{Kind, Owned, ToValue, Value};
+
+#[cfg(test)]
+mod arbitrary;
+mod wide;
+
+pub mod compare;
+pub mod decimal;
+pub mod key;
+pub mod number;
+pub mod path;
