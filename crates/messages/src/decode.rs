@@ -71,6 +71,32 @@ impl Message {
     }
 }
 
+/// What a poll reads of a message: enough to queue it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// Its id.
+    pub id: MessageId,
+    /// Smaller is earlier.
+    pub priority: i32,
+    /// Send time, ms since the epoch.
+    pub timestamp: i64,
+    /// The request it answers.
+    pub in_answer_to: Option<MessageId>,
+}
+
+impl Head {
+    /// Reads the head of a message. Fields of a wrong type count as absent: the whole message is judged when its
+    /// turn comes. `None` without usable `_id`.
+    pub fn from_document(mut document: Document) -> Option<Self> {
+        Some(Self {
+            id: MessageId::from_bson(&take(&mut document, "_id")?)?,
+            priority: small(&mut document, "priority").ok().flatten().unwrap_or(DEFAULT_PRIORITY),
+            timestamp: number(&mut document, "timestamp").ok().flatten().unwrap_or(0),
+            in_answer_to: take(&mut document, "in_answer_to").and_then(|id| MessageId::from_bson(&id)),
+        })
+    }
+}
+
 /// Removes a field; null and undefined count as absent.
 fn take(document: &mut Document, field: &str) -> Option<Bson> {
     document.remove(field).filter(|value| !matches!(value, Bson::Null | Bson::Undefined))
@@ -212,6 +238,17 @@ mod tests {
         check(doc! {"_id": 1, "topic": "t", "processedBy": []}, DecodeError::CamelCase("processedBy"));
         let wrong = DecodeError::WrongType { field: "map_value", found: "array" };
         check(doc! {"_id": 1, "topic": "t", "map_value": []}, wrong);
+    }
+
+    #[test]
+    fn heads_never_refuse_a_message_with_an_id() {
+        let head =
+            Head::from_document(doc! {"_id": "x", "priority": 3.0, "timestamp": DateTime::from_millis(4)});
+        let id = MessageId::from_bson(&Bson::from("x")).unwrap();
+        assert_eq!(head, Some(Head { id, priority: 3, timestamp: 4, in_answer_to: None }));
+        let odd = Head::from_document(doc! {"_id": 1, "priority": "high", "timestamp": []}).unwrap();
+        assert_eq!((odd.priority, odd.timestamp), (DEFAULT_PRIORITY, 0));
+        assert_eq!(Head::from_document(doc! {"priority": 1}), None);
     }
 
     #[test]

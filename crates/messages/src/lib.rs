@@ -32,7 +32,7 @@ mod settings;
 pub mod status;
 
 pub use answer::{ANSWER_PRIORITY_STEP, AUTO_ANSWER_TEXT, REJECTED_TEXT};
-pub use decode::DecodeError;
+pub use decode::{DecodeError, Head};
 pub use id::MessageId;
 pub use indexes::{IndexDefinition, lock_indexes, message_indexes};
 pub use layout::{Layout, NameError, Names, camel, clean};

@@ -2,6 +2,7 @@
 
 use crate::id::MessageId;
 use bson::{Bson, Document};
+use std::time::Duration;
 
 /// The `class_name` Java nodes expect on a message. Written on every message of ours.
 pub const CLASS_NAME: &str = "de.caluga.morphium.messaging.Msg";
@@ -133,6 +134,11 @@ impl Message {
         self
     }
 
+    /// Sets the lifetime, to the millisecond. Zero = the sender's default.
+    pub fn ttl(self, life: Duration) -> Self {
+        self.ttl_ms(i64::try_from(life.as_millis()).unwrap_or(i64::MAX))
+    }
+
     /// Sets the lifetime in ms. 0 = the sender's default.
     pub fn ttl_ms(mut self, ttl: i64) -> Self {
         self.ttl = ttl;
@@ -152,10 +158,10 @@ impl Message {
         self
     }
 
-    /// The first consumer to finish removes the message, `delay_ms` later (0 = at once).
-    pub fn delete_after_processing(mut self, delay_ms: i32) -> Self {
+    /// The first consumer to finish removes the message, `delay` later (zero = at once; at most 24 days).
+    pub fn delete_after_processing(mut self, delay: Duration) -> Self {
         self.delete_after_processing = true;
-        self.delete_after_processing_time = delay_ms;
+        self.delete_after_processing_time = i32::try_from(delay.as_millis()).unwrap_or(i32::MAX);
         self
     }
 

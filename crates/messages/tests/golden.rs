@@ -3,6 +3,7 @@
 use bson::{Bson, DateTime, Document, doc, oid::ObjectId};
 use proptest::prelude::*;
 use rockdove_messages::{Message, MessageId, Sending, prepare};
+use std::time::Duration;
 
 const SENT_AT: i64 = 1_760_000_000_000;
 
@@ -52,7 +53,7 @@ fn its_answer_is_golden() {
 
 #[test]
 fn a_message_that_must_survive_is_golden() {
-    let message = Message::new("t").exclusive(true).never_expires().delete_after_processing(0);
+    let message = Message::new("t").exclusive(true).never_expires().delete_after_processing(Duration::ZERO);
     let document = prepare(message, &sending("a", SENT_AT)).unwrap().to_document();
     let expected = [
         ("exclusive", Bson::from(true)),
