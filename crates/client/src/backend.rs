@@ -5,10 +5,12 @@
 
 use bson::{Bson, Document};
 use futures_util::future::BoxFuture;
-use rockdove_messages::{IndexDefinition, MessageId};
+use rockdove_messages::MessageId;
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
+
+pub use rockdove_messages::IndexDefinition;
 
 /// The result of a back end call.
 pub type BackendResult<T> = Result<T, BackendError>;
@@ -199,11 +201,7 @@ pub trait Backend: Send + Sync + 'static {
     ) -> BoxFuture<'a, BackendResult<()>>;
 
     /// Opens a change stream; when this returns, events from now on will be delivered.
-    fn watch<'a>(
-        &'a self,
-        collection: &'a str,
-        watch: Watch,
-    ) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
+    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
 
     /// What there is to say about the connection, for status answers. No secrets.
     fn describe(&self) -> Document;

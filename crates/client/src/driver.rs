@@ -30,8 +30,7 @@ const STREAM_GRACE: Duration = Duration::from_secs(10);
 const STREAM_BATCH: u32 = 100;
 
 /// Server errors that mean "not now": elections, step-downs, shutdowns, unreachable hosts.
-const TRANSIENT_CODES: [i32; 14] =
-    [6, 7, 50, 63, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
+const TRANSIENT_CODES: [i32; 14] = [6, 7, 50, 63, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
 /// `ChangeStreamHistoryLost`, `ChangeStreamFatalError`, `CappedPositionLost`.
 const HISTORY_LOST_CODES: [i32; 3] = [286, 280, 136];
 /// `IndexOptionsConflict`, `IndexKeySpecsConflict`.
@@ -54,8 +53,7 @@ impl DriverBackend {
         options.app_name.get_or_insert_with(|| app_name.to_owned());
         options.server_selection_timeout.get_or_insert(CALL_LIMIT);
         options.connect_timeout.get_or_insert(Duration::from_secs(5));
-        let name =
-            database.or(options.default_database.as_deref()).unwrap_or(DEFAULT_DATABASE).to_owned();
+        let name = database.or(options.default_database.as_deref()).unwrap_or(DEFAULT_DATABASE).to_owned();
         let client = Client::with_options(options).map_err(convert)?;
         Ok(Self { database: client.database(&name) })
     }
@@ -81,7 +79,8 @@ impl Backend for DriverBackend {
         let collection = self.collection(collection);
         async move {
             let raw = documents.iter().map(encode).collect::<BackendResult<Vec<_>>>()?;
-            let action = collection.insert_many(raw).ordered(false).optional(concern, |a, c| a.write_concern(c));
+            let action =
+                collection.insert_many(raw).ordered(false).optional(concern, |a, c| a.write_concern(c));
             match limited(action.into_future()).await {
                 Ok(_) => Ok(Vec::new()),
                 Err(LimitedError::Driver(error)) => insert_failures(error),
@@ -168,15 +167,12 @@ impl Backend for DriverBackend {
         .boxed()
     }
 
-    fn watch<'a>(
-        &'a self,
-        collection: &'a str,
-        watch: Watch,
-    ) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
+    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
         let collection = self.collection(collection);
         async move {
             let token = watch.resume_after.map(bson::deserialize_from_bson::<ResumeToken>).transpose();
-            let token = token.map_err(|error| BackendError::with_source(BackendErrorKind::HistoryLost, error))?;
+            let token =
+                token.map_err(|error| BackendError::with_source(BackendErrorKind::HistoryLost, error))?;
             let action = collection
                 .watch()
                 .pipeline(watch.pipeline)

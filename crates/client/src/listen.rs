@@ -211,7 +211,11 @@ pub(crate) struct Listeners {
 
 impl Default for Listeners {
     fn default() -> Self {
-        Self { list: RwLock::default(), topics: watch::Sender::new(Arc::default()), next_id: AtomicU64::new(1) }
+        Self {
+            list: RwLock::default(),
+            topics: watch::Sender::new(Arc::default()),
+            next_id: AtomicU64::new(1),
+        }
     }
 }
 
@@ -224,7 +228,8 @@ impl Listeners {
     {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let call = move |delivery| handler(delivery).map(|result| result.map(Into::into)).boxed();
-        let listener = Listener { id, topic, options, turn: tokio::sync::Mutex::new(()), call: Box::new(call) };
+        let listener =
+            Listener { id, topic, options, turn: tokio::sync::Mutex::new(()), call: Box::new(call) };
         let mut list = self.list.write();
         list.push(Arc::new(listener));
         self.publish_topics(&list);
@@ -262,7 +267,8 @@ impl Listeners {
 
     /// Topics, and the names of their listeners.
     pub(crate) fn names(&self) -> Vec<(String, Vec<String>)> {
-        let name = |listener: &Arc<Listener>| listener.options.name.clone().unwrap_or_else(|| "listener".into());
+        let name =
+            |listener: &Arc<Listener>| listener.options.name.clone().unwrap_or_else(|| "listener".into());
         let names = |topic: &String| self.on(topic).iter().map(name).collect();
         self.topics().iter().map(|topic| (topic.clone(), names(topic))).collect()
     }
@@ -326,7 +332,10 @@ mod tests {
         let third = listeners.add("b".into(), SubscribeOptions::new(), ignore);
         listeners.remove(first);
         assert!(!changes.has_changed().unwrap(), "same topics");
-        assert_eq!(listeners.names(), [("a".into(), vec!["mail".into()]), ("b".into(), vec!["listener".into()])]);
+        assert_eq!(
+            listeners.names(),
+            [("a".into(), vec!["mail".into()]), ("b".into(), vec!["listener".into()])]
+        );
         listeners.remove(first);
         assert!(listeners.has("b"), "removed by identity");
         listeners.remove(third);

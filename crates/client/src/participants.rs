@@ -92,7 +92,10 @@ async fn announce(node: &Node, started_at: i64) -> BackendResult<()> {
         last_seen: now_ms(),
     };
     let update = doc! { "$set": participant.to_document() };
-    node.backend.update_one(&node.names.participants(), doc! { "_id": &node.me }, update, true).await.map(drop)
+    node.backend
+        .update_one(&node.names.participants(), doc! { "_id": &node.me }, update, true)
+        .await
+        .map(drop)
 }
 
 /// The participants a queue knows, fresh or not.
@@ -110,14 +113,20 @@ async fn prune(node: &Node) -> BackendResult<()> {
 fn mismatched<'a>(node: &'a Node, all: &'a [Participant]) -> impl Iterator<Item = &'a Participant> {
     let ours = Implementation::Known(node.names.layout());
     let (now, timeout) = (now_ms(), millis(node.settings.participant_timeout));
-    all.iter()
-        .filter(move |other| other.id != node.me && other.is_fresh(now, timeout) && other.implementation != ours)
+    all.iter().filter(move |other| {
+        other.id != node.me && other.is_fresh(now, timeout) && other.implementation != ours
+    })
 }
 
 fn warn(node: &Node, other: &Participant) {
     let theirs = other.implementation.to_string();
     let ours = node.names.layout().implementation();
-    tracing::warn!(participant = other.id, theirs, ours, "a participant of another layout: messages get lost");
+    tracing::warn!(
+        participant = other.id,
+        theirs,
+        ours,
+        "a participant of another layout: messages get lost"
+    );
 }
 
 /// Two nodes with one id overwrite each other's announcement and take each other's messages for their own.

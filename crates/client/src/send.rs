@@ -56,7 +56,11 @@ impl Node {
     }
 
     /// Sends an answer to `request`. The answer to a message this node sent to itself stays here.
-    pub(crate) async fn send_answer(&self, request: &Message, answer: Message) -> Result<MessageId, SendError> {
+    pub(crate) async fn send_answer(
+        &self,
+        request: &Message,
+        answer: Message,
+    ) -> Result<MessageId, SendError> {
         let mut answer = answer.answering(request);
         if answer.sender == SELF && !answer.recipients.contains(&self.me) {
             answer.recipients.push(self.me.clone());
@@ -115,7 +119,8 @@ impl Node {
         }
         let id = document.get("_id").and_then(MessageId::from_bson).expect("prepare() sets the id");
         let find = || Find { filter: filter::by_id(&id), limit: 1, ..Find::default() };
-        let stored = self.retry(SEND_RETRIES, || self.backend.find(target, find())).await.map_err(send_error)?;
+        let stored =
+            self.retry(SEND_RETRIES, || self.backend.find(target, find())).await.map_err(send_error)?;
         let same = |field| stored.first().is_some_and(|stored| stored.get(field) == document.get(field));
         let ours = ["sender", "timestamp", "topic", "sender_host"].into_iter().all(same);
         if ours { Ok(()) } else { Err(SendError::Duplicate(id)) }

@@ -104,11 +104,7 @@ mod tests {
         check(|m| m.sender = "n1".into(), VIEW, dropped(Drop::Own));
         check(|m| m.processed_by = vec!["n1".into()], VIEW, dropped(Drop::Marked));
         check(|m| m.processed_by = vec!["n2".into()], VIEW, Verdict::Deliver);
-        check(
-            |m| (m.exclusive, m.processed_by) = (true, vec!["n2".into()]),
-            VIEW,
-            dropped(Drop::Taken),
-        );
+        check(|m| (m.exclusive, m.processed_by) = (true, vec!["n2".into()]), VIEW, dropped(Drop::Taken));
         check(|m| m.recipients = vec!["n2".into()], VIEW, dropped(Drop::NotForUs));
         check(|m| m.recipients = vec!["n2".into(), "n1".into()], VIEW, Verdict::Deliver);
         check(|_| {}, View { listened: false, ..VIEW }, dropped(Drop::Unlistened));

@@ -270,7 +270,12 @@ impl LaneCore {
     }
 
     /// A poll came back. `announced` tells which elements a live stream should have brought.
-    pub(crate) fn end_poll(&mut self, found: Vec<Element>, announced: impl Fn(&Element) -> bool, now: Instant) {
+    pub(crate) fn end_poll(
+        &mut self,
+        found: Vec<Element>,
+        announced: impl Fn(&Element) -> bool,
+        now: Instant,
+    ) {
         let full = found.len() >= self.limits.window;
         let mut missed = false;
         for element in found {

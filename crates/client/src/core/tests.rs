@@ -1,7 +1,8 @@
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
-const TIMING: Timing = Timing { pause: Duration::from_millis(250), fallback: Duration::from_secs(10), streams: true };
+const TIMING: Timing =
+    Timing { pause: Duration::from_millis(250), fallback: Duration::from_secs(10), streams: true };
 
 struct Lane {
     core: LaneCore,

@@ -47,7 +47,8 @@ impl Waiting {
         longest: Duration,
         now: Instant,
     ) {
-        let tries = self.entries.get(id).filter(|entry| entry.reason == reason).map_or(0, |entry| entry.tries);
+        let tries =
+            self.entries.get(id).filter(|entry| entry.reason == reason).map_or(0, |entry| entry.tries);
         let pause = first.saturating_mul(1_u32.checked_shl(tries).unwrap_or(u32::MAX)).min(longest);
         self.insert(id, Entry { until: now + pause, tries: tries.saturating_add(1).min(31), reason });
     }

@@ -130,7 +130,13 @@ impl Lane {
             Ok(_) if tries > 1 => self.was_it_us(id).await,
             Ok(_) => Claim::Over,
             Err(error) if error.is_transient() => Claim::Failed,
-            Err(_) => if self.repair(id).await { Claim::Ours } else { Claim::Over },
+            Err(_) => {
+                if self.repair(id).await {
+                    Claim::Ours
+                } else {
+                    Claim::Over
+                }
+            }
         }
     }
 

@@ -98,7 +98,8 @@ impl Lane {
     /// Returns once every stream stands and its filter knows every topic registered so far.
     pub(crate) async fn ready(&self) {
         let mut standing = self.standing.subscribe();
-        let complete = |now: &Standing| now.locks && now.topics.as_ref() == Some(&self.node.listeners.topics());
+        let complete =
+            |now: &Standing| now.locks && now.topics.as_ref() == Some(&self.node.listeners.topics());
         // The sender lives in `self`, so waiting cannot fail.
         let _ = standing.wait_for(complete).await;
     }

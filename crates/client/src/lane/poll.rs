@@ -26,7 +26,10 @@ impl Lane {
                 let _ = tokio::time::timeout(wait, self.wake.notified()).await;
             }
             if self.core.lock().is_stalled(Instant::now()) {
-                tracing::warn!(self.collection, "the stream is silent while messages arrive; opening it anew");
+                tracing::warn!(
+                    self.collection,
+                    "the stream is silent while messages arrive; opening it anew"
+                );
                 self.restart.notify_one();
             }
         }
@@ -41,7 +44,13 @@ impl Lane {
         let found = if topics.is_empty() && awaited.is_empty() {
             Ok(Vec::new())
         } else {
-            let poll = filter::Poll { me: &node.me, topics: &topics, paused: &paused, skip: &skip, awaited: &awaited };
+            let poll = filter::Poll {
+                me: &node.me,
+                topics: &topics,
+                paused: &paused,
+                skip: &skip,
+                awaited: &awaited,
+            };
             let find = Find {
                 filter: poll.shared(),
                 sort: Some(filter::poll_sort()),
@@ -88,7 +97,7 @@ impl Lane {
         let lane = self.clone();
         self.node.runtime.spawn(async move {
             if let super::process::Read::Found(answer) = lane.read(&id).await {
-                lane.take_answer(answer);
+                lane.take_answer(*answer);
             }
         });
     }

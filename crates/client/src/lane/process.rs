@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// What reading a message by id found.
 pub(super) enum Read {
-    Found(Message),
+    Found(Box<Message>),
     Gone,
     /// It is there but no message.
     Poison,
@@ -37,7 +37,7 @@ impl Lane {
         let message = match element.snapshot {
             Some(message) => *message,
             None => match self.read(&element.id).await {
-                Read::Found(message) => message,
+                Read::Found(message) => *message,
                 Read::Gone => return ticket.end(Outcome::Done),
                 Read::Poison => return ticket.end(Outcome::Poison),
                 Read::Failed => return ticket.end(Outcome::Retry),
@@ -75,7 +75,7 @@ impl Lane {
         match found.map(|found| found.into_iter().next()) {
             Ok(None) => Read::Gone,
             Ok(Some(document)) => match Message::from_document(document) {
-                Ok(message) => Read::Found(message),
+                Ok(message) => Read::Found(Box::new(message)),
                 Err(error) => {
                     tracing::warn!(%id, %error, "a stored document is no message; ignored");
                     Read::Poison
