@@ -29,8 +29,10 @@ pub use value::{Kind, Owned, ToValue, Value};
 mod arbitrary;
 mod wide;
 
+pub mod collation;
 pub mod compare;
 pub mod decimal;
+pub mod filter;
 pub mod key;
 pub mod number;
 pub mod path;

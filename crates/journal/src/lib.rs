@@ -22,6 +22,8 @@
 //!
 //! The journal never interprets a payload, never decides what may be forgotten (callers say so with
 //! [`Journal::drop_before`]) and never reads a clock for an entry's time.
+//!
+//! The files are described in `docs/format/segment.md` and `docs/format/journal-state.md`.
 #![forbid(unsafe_code)]
 
 mod checksum;
@@ -37,8 +39,12 @@ mod recover;
 mod repair;
 mod scan;
 mod segment;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
 mod state;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use error::{AppendError, CloseError, Damage, DiskError, DropError, OpenError, ReadError, WaitError};

@@ -92,8 +92,6 @@ pub(crate) struct Found {
     pub base: u64,
     pub file: LogFile,
     pub header: Header,
-    /// Length of the file, which is less than `header.size` if it was cut from outside.
-    pub len: u64,
     pub seal: Option<Seal>,
     /// Where its good frames end, and the last of them; set by the walk.
     pub end: u64,
@@ -136,13 +134,13 @@ pub(crate) struct Evidence {
 /// that stray temporary files and already dropped segments are gone.
 pub(crate) fn recover(folder: &Folder) -> Result<Recovered, OpenError> {
     let names = folder.names()?;
+    remove_temps(folder, &names)?;
     let mut bases: Vec<u64> = names.iter().filter_map(|n| segment::base_of(n)).collect();
     bases.sort_unstable();
     let boot_id = folder.disk().boot_id();
     let created = !names.iter().any(|n| n == state::NAME);
     let mut state_file = if created { create(folder, &bases, boot_id)? } else { StateFile::open(folder)? };
     let state = state_file.state();
-    remove_temps(folder, &names)?;
     finish_drop(folder, &mut bases, state.first)?;
 
     let mut found = bases.iter().map(|b| load(folder, *b, &state)).collect::<Result<Vec<_>, _>>()?;
@@ -178,8 +176,6 @@ fn create(folder: &Folder, bases: &[u64], boot_id: [u8; 16]) -> Result<StateFile
         let what = "it is missing although there are segments";
         return Err(Damage { file: folder.path(state::NAME), offset: 0, index: 0, what }.into());
     }
-    // What a crash left of an earlier attempt.
-    remove_temps(folder, &folder.names()?)?;
     let mut log_id = [0; 16];
     log_id[..8].copy_from_slice(&folder.disk().entropy().to_le_bytes());
     log_id[8..].copy_from_slice(&folder.disk().entropy().to_le_bytes());
@@ -219,16 +215,17 @@ fn load(folder: &Folder, base: u64, state: &State) -> Result<Found, OpenError> {
     if header.log_id != state.log_id {
         return Err(damaged("the segment belongs to another log").into());
     }
-    if len > header.size || !(SEGMENT_BYTES_MIN..=SIZE_MAX).contains(&header.size) {
+    // The whole file is on disk before it gets its name, so no crash leaves a shorter one.
+    if len != header.size || !(SEGMENT_BYTES_MIN..=SIZE_MAX).contains(&len) {
         return Err(damaged("the segment's size is not the one in its header").into());
     }
     let mut bytes = [0; SEAL_BYTES];
     file.read(&mut bytes, SEAL_AT)?;
     let seal = Seal::decode(&bytes, header.salt);
     if seal.is_some_and(|s| s.last < base || s.last > INDEX_MAX || s.end > len) {
-        return Err(damaged("the segment is shorter than its seal says").into());
+        return Err(damaged("the segment's seal is not one for this file").into());
     }
-    Ok(Found { base, file, header, len, seal, end: FRAMES_AT, last: Last::default() })
+    Ok(Found { base, file, header, seal, end: FRAMES_AT, last: Last::default() })
 }
 
 /// Largest file of a segment: the usual kind, or one made for the largest entry.

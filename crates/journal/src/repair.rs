@@ -98,9 +98,6 @@ pub(crate) fn settle(found: &mut [Found], durable: u64, log_id: [u8; 16]) -> Res
         if segment.seal.is_some() {
             continue;
         }
-        if segment.len < segment.header.size {
-            segment.file.allocate(segment.header.size)?;
-        }
         let start = first_after(segment, durable, log_id)?;
         copy(&segment.file, start, segment.end, &segment.file, start)?;
         segment.file.sync()?;

@@ -195,6 +195,10 @@ impl Segment {
         self.last() < self.base
     }
 
+    pub(crate) fn is_half_full(&self) -> bool {
+        (self.end() - FRAMES_AT) * 2 > self.size - FRAMES_AT
+    }
+
     pub(crate) fn is_sealed(&self) -> bool {
         self.sealed.load(Ordering::Acquire)
     }

@@ -117,7 +117,7 @@ impl Writer {
         self.active.publish(self.active.end() + stride(payload_len.into()), next.index);
         self.shared.desk.publish(next.index);
         self.last = next;
-        if self.active.end() > self.active.size / 2 {
+        if self.active.is_half_full() {
             self.preparer.want();
         }
         Ok(next.index)

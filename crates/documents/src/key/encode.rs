@@ -20,6 +20,7 @@
 //!
 //! The encoding lives in memory only; no file holds it.
 
+use crate::collation::Collation;
 use crate::compare::type_order;
 use crate::decimal::Decimal;
 use crate::doc::RawDoc;
@@ -94,13 +95,18 @@ impl<H: Hasher> Sink for HashSink<'_, H> {
 /// Appends the encoding of a value.
 #[inline]
 pub fn encode_key(value: Value<'_>, out: &mut Vec<u8>) {
-    encode(value, out);
+    encode(value, None, out);
+}
+
+/// Appends the encoding of a value, its text in the order of a collation.
+pub fn encode_key_with(value: Value<'_>, collation: Option<&Collation>, out: &mut Vec<u8>) {
+    encode(value, collation, out);
 }
 
 /// Appends the encoding of a value for descending order.
 pub fn encode_key_descending(value: Value<'_>, out: &mut Vec<u8>) {
     let start = out.len();
-    encode(value, out);
+    encode(value, None, out);
     invert(&mut out[start..]);
 }
 
@@ -110,11 +116,11 @@ pub fn invert(bytes: &mut [u8]) {
 }
 
 /// Feeds a value to a hasher so that values which compare equal hash equal.
-pub fn hash_value(value: Value<'_>, hasher: &mut impl Hasher) {
-    encode(value, &mut HashSink(hasher));
+pub fn hash_value(value: Value<'_>, collation: Option<&Collation>, hasher: &mut impl Hasher) {
+    encode(value, collation, &mut HashSink(hasher));
 }
 
-fn encode(value: Value<'_>, out: &mut impl Sink) {
+fn encode(value: Value<'_>, collation: Option<&Collation>, out: &mut impl Sink) {
     let first = first_byte(value.kind());
     match value {
         Value::MinKey | Value::Undefined | Value::Null | Value::MaxKey => out.put(&[first]),
@@ -122,17 +128,28 @@ fn encode(value: Value<'_>, out: &mut impl Sink) {
         Value::Int64(v) => integer(v, out),
         Value::Double(v) => double(v, out),
         Value::Decimal128(v) => decimal(v.decode(), out),
-        Value::String(v) | Value::Symbol(v) | Value::Code(v) => {
+        Value::String(v) | Value::Symbol(v) => {
+            out.put(&[first]);
+            match collation {
+                None => text(v.as_bytes(), out),
+                Some(collation) => {
+                    let mut key = Vec::with_capacity(v.len() * 2);
+                    collation.sort_key(v, &mut key);
+                    text(&key, out);
+                }
+            }
+        }
+        Value::Code(v) => {
             out.put(&[first]);
             text(v.as_bytes(), out);
         }
         Value::Document(v) => {
             out.put(&[first]);
-            document(v, out);
+            document(v, collation, out);
         }
         Value::Array(v) => {
             out.put(&[first]);
-            v.values().for_each(|value| encode(value, out));
+            v.values().for_each(|value| encode(value, collation, out));
             out.put(&[0]);
         }
         Value::Binary { subtype, bytes } => {
@@ -163,17 +180,17 @@ fn encode(value: Value<'_>, out: &mut impl Sink) {
         Value::CodeWithScope { code, scope } => {
             out.put(&[first]);
             text(code.as_bytes(), out);
-            document(scope, out);
+            document(scope, collation, out);
         }
     }
 }
 
-fn document(doc: RawDoc<'_>, out: &mut impl Sink) {
+fn document(doc: RawDoc<'_>, collation: Option<&Collation>, out: &mut impl Sink) {
     for element in doc {
         out.put(&[first_byte(element.kind())]);
         out.put(element.key_bytes());
         out.put(&[0]);
-        encode(element.value(), out);
+        encode(element.value(), collation, out);
     }
     out.put(&[0]);
 }
@@ -336,7 +353,7 @@ mod tests {
         use std::hash::{DefaultHasher, Hasher};
         let hash = |value: Value<'_>| {
             let mut hasher = DefaultHasher::new();
-            hash_value(value, &mut hasher);
+            hash_value(value, None, &mut hasher);
             hasher.finish()
         };
         let one = hash(Value::Int32(1));

@@ -5,7 +5,8 @@
 //!
 //! Without arrays, making a key allocates nothing once the [`KeyBuf`] has grown.
 
-use super::encode::{encode_key, hash_value, invert};
+use super::encode::{encode_key_with, hash_value, invert};
+use crate::collation::Collation;
 use crate::doc::{Element, RawDoc};
 use crate::error::{Code, Error, Result, code};
 use crate::number;
@@ -13,6 +14,7 @@ use crate::path::{Part, Path};
 use crate::value::Value;
 use smallvec::SmallVec;
 use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
 
 /// Most fields of one index (MongoDB manual, "MongoDB Limits and Thresholds").
 const FIELDS_MAX: usize = 32;
@@ -42,18 +44,18 @@ pub struct KeyField {
 
 impl KeyField {
     /// Appends what the key of a document with this value has at this field.
-    pub fn encode(&self, value: Value<'_>, out: &mut Vec<u8>) {
+    pub fn encode(&self, value: Value<'_>, collation: Option<&Collation>, out: &mut Vec<u8>) {
         match self.direction {
-            Direction::Ascending => encode_key(value, out),
+            Direction::Ascending => encode_key_with(value, collation, out),
             Direction::Descending => {
                 let start = out.len();
-                encode_key(value, out);
+                encode_key_with(value, collation, out);
                 invert(&mut out[start..]);
             }
             Direction::Hashed => {
                 let mut hasher = DefaultHasher::new();
-                hash_value(value, &mut hasher);
-                encode_key(Value::Int64(hasher.finish() as i64), out);
+                hash_value(value, collation, &mut hasher);
+                encode_key_with(Value::Int64(hasher.finish() as i64), None, out);
             }
         }
     }
@@ -64,6 +66,7 @@ impl KeyField {
 pub struct KeyPattern {
     fields: Vec<KeyField>,
     sparse: bool,
+    collation: Option<Arc<Collation>>,
 }
 
 /// The keys of one document: distinct, in ascending order. Reuse it: it keeps its buffers.
@@ -161,7 +164,7 @@ impl KeyPattern {
                 31303,
                 format!("A maximum of one index field is allowed to be hashed but found {hashed}"),
             )),
-            _ => Ok(KeyPattern { fields, sparse: false }),
+            _ => Ok(KeyPattern { fields, sparse: false, collation: None }),
         }
     }
 
@@ -169,6 +172,17 @@ impl KeyPattern {
     pub fn sparse(mut self, sparse: bool) -> KeyPattern {
         self.sparse = sparse;
         self
+    }
+
+    /// The same pattern with text in the order of a collation.
+    pub fn collated(mut self, collation: Option<Arc<Collation>>) -> KeyPattern {
+        self.collation = collation;
+        self
+    }
+
+    /// The collation of text.
+    pub fn collation(&self) -> Option<&Collation> {
+        self.collation.as_deref()
     }
 
     /// The fields, in order.
@@ -277,7 +291,7 @@ impl KeyPattern {
         let start = out.bytes.len();
         for (slot, field) in slots.iter().zip(&self.fields) {
             let value = if let Slot::Value(value) = slot { *value } else { Value::Null };
-            field.encode(value, &mut out.bytes);
+            field.encode(value, self.collation(), &mut out.bytes);
         }
         out.spans.push((start, out.bytes.len()));
     }
@@ -381,7 +395,7 @@ mod tests {
 
     fn encoded(fields: &[KeyField], values: &[Owned]) -> Vec<u8> {
         let mut out = Vec::new();
-        fields.iter().zip(values).for_each(|(field, value)| field.encode(value.value(), &mut out));
+        fields.iter().zip(values).for_each(|(field, value)| field.encode(value.value(), None, &mut out));
         out
     }
 
