@@ -36,3 +36,5 @@ pub mod filter;
 pub mod key;
 pub mod number;
 pub mod path;
+pub mod projection;
+pub mod sort;
