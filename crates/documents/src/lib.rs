@@ -38,3 +38,11 @@ pub mod number;
 pub mod path;
 pub mod projection;
 pub mod sort;
+
+mod arith;
+mod show;
+
+pub mod diff;
+pub mod expr;
+pub mod pipeline;
+pub mod update;
