@@ -2,3 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod codec;
+pub mod cursors;
+pub mod errors;
+pub mod failpoint;
+pub mod hello;
+pub mod options;
+pub mod session;
+pub mod topology;
