@@ -24,3 +24,9 @@ pub use doc::{Doc, Element, Iter, RawDoc};
 pub use error::{Code, Error, Result, code};
 pub use types::{Decimal128, ObjectId, Timestamp};
 pub use value::{Kind, Owned, ToValue, Value};
+
+mod wide;
+
+pub mod compare;
+pub mod decimal;
+pub mod number;
