@@ -39,6 +39,8 @@ pub struct Binding {
     pub session: Option<SessionId>,
     /// Whether idleness never ends it (a session's end still does).
     pub no_timeout: bool,
+    /// Whether it reads a change stream, which decides the labels of its errors.
+    pub change_stream: bool,
 }
 
 #[derive(Debug)]
@@ -143,6 +145,11 @@ impl<T> Cursors<T> {
                 || now.saturating_duration_since(slot.last_used) < CURSOR_IDLE
         });
         before - slots.len()
+    }
+
+    /// Under which terms a cursor is kept.
+    pub fn binding(&self, id: i64) -> Option<Binding> {
+        self.slots.lock().get(&id).map(|slot| slot.binding.clone())
     }
 
     /// How many cursors are open.
@@ -264,7 +271,12 @@ mod tests {
     use super::*;
 
     fn binding() -> Binding {
-        Binding { namespace: "db.c".into(), session: Some(SessionId([1; 16])), no_timeout: false }
+        Binding {
+            namespace: "db.c".into(),
+            session: Some(SessionId([1; 16])),
+            no_timeout: false,
+            change_stream: false,
+        }
     }
 
     fn number<T>(result: Result<T>) -> i32 {

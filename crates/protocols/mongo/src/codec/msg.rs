@@ -131,12 +131,17 @@ fn invalid(message: &str) -> Error {
 
 /// Appends a message of one document to `out`.
 pub fn encode(out: &mut Vec<u8>, request_id: i32, response_to: i32, flags: Flags, body: &[u8]) {
-    let length = (Header::SIZE + 5 + body.len()) as i32;
-    out.reserve(length as usize);
+    out.reserve(Header::SIZE + 5 + body.len());
+    encode_head(out, request_id, response_to, flags, body.len());
+    out.extend_from_slice(body);
+}
+
+/// Appends all that comes before the document of such a message, which has `body_bytes` bytes.
+pub fn encode_head(out: &mut Vec<u8>, request_id: i32, response_to: i32, flags: Flags, body_bytes: usize) {
+    let length = (Header::SIZE + 5 + body_bytes) as i32;
     out.extend_from_slice(&Header { length, request_id, response_to, op_code: op_code::MSG }.encode());
     out.extend_from_slice(&flags.0.to_le_bytes());
     out.push(0);
-    out.extend_from_slice(body);
 }
 
 #[cfg(test)]
