@@ -5,8 +5,9 @@
 //! Numbers compare by value whatever their type, exactly; NaN is below all of them. Documents compare field
 //! by field: type, then name, then value. Binary data compares by length, subtype, bytes.
 //!
-//! It is a total order of all values. This module never allocates.
+//! It is a total order of all values, with and without a collation. This module never allocates.
 
+use crate::collation::Collation;
 use crate::doc::{Iter, RawDoc};
 use crate::number::compare_numbers;
 use crate::value::{Kind, Value};
@@ -15,6 +16,14 @@ use std::cmp::Ordering;
 /// Orders two values.
 pub fn compare(a: Value<'_>, b: Value<'_>) -> Ordering {
     compare_by(a, b, &|a, b| a.as_bytes().cmp(b.as_bytes()))
+}
+
+/// Orders two values, text by a collation.
+pub fn compare_with(a: Value<'_>, b: Value<'_>, collation: Option<&Collation>) -> Ordering {
+    match collation {
+        None => compare(a, b),
+        Some(collation) => compare_by(a, b, &|a, b| collation.compare(a, b)),
+    }
 }
 
 /// Whether two values are the same to a query: `1`, `1.0` and the int64 `1` are; `{a: 1, b: 1}` and
@@ -47,7 +56,7 @@ pub fn type_order(kind: Kind) -> u8 {
 }
 
 /// Orders two values, strings and symbols (nested ones too, but not field names) as `strings` says.
-pub(crate) fn compare_by(a: Value<'_>, b: Value<'_>, strings: &dyn Fn(&str, &str) -> Ordering) -> Ordering {
+fn compare_by(a: Value<'_>, b: Value<'_>, strings: &dyn Fn(&str, &str) -> Ordering) -> Ordering {
     use Value::*;
     match (a, b) {
         (String(a) | Symbol(a), String(b) | Symbol(b)) => strings(a, b),
@@ -107,12 +116,12 @@ fn pairwise<'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{Decimal128, ObjectId, Owned, Timestamp, array, doc};
 
     /// Values in strictly ascending order; the inner ones are equal.
-    fn ladder() -> Vec<Vec<Owned>> {
+    pub(crate) fn ladder() -> Vec<Vec<Owned>> {
         let decimal = |text| Owned::Decimal128(Decimal128::parse(text).unwrap());
         let binary = |subtype, bytes: &'static [u8]| Owned::Binary { subtype, bytes: bytes.into() };
         vec![

@@ -25,8 +25,14 @@ pub use error::{Code, Error, Result, code};
 pub use types::{Decimal128, ObjectId, Timestamp};
 pub use value::{Kind, Owned, ToValue, Value};
 
+#[cfg(test)]
+mod arbitrary;
 mod wide;
 
+pub mod collation;
 pub mod compare;
 pub mod decimal;
+pub mod filter;
+pub mod key;
 pub mod number;
+pub mod path;
