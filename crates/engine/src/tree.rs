@@ -38,7 +38,10 @@ struct Packed {
 enum Node {
     Leaf(Packed),
     /// `firsts[i]` bounds child `i + 1` from below and child `i` from above.
-    Inner { firsts: Packed, children: Vec<Arc<Node>> },
+    Inner {
+        firsts: Packed,
+        children: Vec<Arc<Node>>,
+    },
 }
 
 impl Packed {
@@ -201,7 +204,9 @@ impl Tree {
         loop {
             let lower = match &*self.root {
                 Node::Inner { children, .. } if children.len() == 1 => children[0].clone(),
-                Node::Inner { children, .. } if children.is_empty() => Arc::new(Node::Leaf(Packed::default())),
+                Node::Inner { children, .. } if children.is_empty() => {
+                    Arc::new(Node::Leaf(Packed::default()))
+                }
                 _ => return true,
             };
             self.root = lower;
@@ -341,7 +346,10 @@ impl Cursor {
 
     /// Moves to the next key.
     pub fn advance(&mut self) {
-        self.step(|position, length| position.checked_add(1).filter(|next| *next < length), Cursor::descend_first);
+        self.step(
+            |position, length| position.checked_add(1).filter(|next| *next < length),
+            Cursor::descend_first,
+        );
     }
 
     /// Moves to the key before.

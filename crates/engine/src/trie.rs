@@ -156,7 +156,8 @@ fn insert<T: Clone>(node: &mut Node<T>, height: u32, key: u64, value: T) -> Opti
         }
         Slots::Inner(children) => {
             if !used {
-                let slots = if height == 1 { Slots::Leaf(Vec::with_capacity(4)) } else { Slots::Inner(Vec::new()) };
+                let slots =
+                    if height == 1 { Slots::Leaf(Vec::with_capacity(4)) } else { Slots::Inner(Vec::new()) };
                 children.insert(position, Arc::new(Node { used: 0, slots }));
             }
             insert(Arc::make_mut(&mut children[position]), height - 1, key, value)

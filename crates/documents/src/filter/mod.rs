@@ -12,6 +12,7 @@
 //! Expressions (`$expr`) are evaluated by whoever supplies [`FilterOptions::expr`].
 
 mod bits;
+mod bounds;
 mod equality;
 mod matching;
 mod parse;
@@ -23,6 +24,7 @@ mod types;
 mod tests;
 
 pub use bits::{BitMask, BitTest};
+pub use bounds::{Bounds, Interval};
 pub use matching::ValueFilter;
 pub use regex::Pattern;
 pub use schema::Schema;

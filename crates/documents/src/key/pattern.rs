@@ -164,8 +164,13 @@ impl KeyPattern {
                 31303,
                 format!("A maximum of one index field is allowed to be hashed but found {hashed}"),
             )),
-            _ => Ok(KeyPattern { fields, sparse: false, collation: None }),
+            _ => Ok(KeyPattern::from_fields(fields)),
         }
+    }
+
+    /// A pattern of these fields.
+    pub fn from_fields(fields: Vec<KeyField>) -> KeyPattern {
+        KeyPattern { fields, sparse: false, collation: None }
     }
 
     /// The same pattern for a sparse index: documents that have none of the fields have no key.
