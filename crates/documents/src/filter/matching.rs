@@ -1,0 +1,240 @@
+//! Asking a filter about a document.
+
+use super::{Clause, Filter, FilterOptions, InList, Node, Op, Test, parse};
+use crate::collation::Collation;
+use crate::compare::{compare_with, type_order};
+use crate::doc::RawDoc;
+use crate::error::{Error, Result};
+use crate::number::is_nan;
+use crate::path::{Found, Leaves};
+use crate::value::{Kind, Owned, Value};
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Whether a document passes a node; `position` is set where an array element decided.
+pub(super) fn matches(
+    node: &Node,
+    collation: Option<&Collation>,
+    doc: RawDoc<'_>,
+    position: &mut Option<usize>,
+) -> Result<bool> {
+    let context = Context { collation, failure: Cell::new(None) };
+    let matched = context.node(node, doc, position);
+    match context.failure.into_inner() {
+        None => Ok(matched),
+        Some(failure) => Err(failure),
+    }
+}
+
+/// A condition on one value, as `$pull` has it: operators, a query on a document, or a value to equal.
+#[derive(Clone, Debug)]
+pub struct ValueFilter {
+    condition: Condition,
+    collation: Option<Arc<Collation>>,
+}
+
+#[derive(Clone, Debug)]
+enum Condition {
+    Operators(Vec<Clause>),
+    Document(Filter),
+    Equal(Owned),
+}
+
+impl ValueFilter {
+    /// Reads a condition. A document whose first field is an operator holds operators, any other document
+    /// is a query on documents; a regular expression is searched for; any other value is compared with.
+    pub fn parse(condition: Value<'_>, options: &FilterOptions<'_>) -> Result<ValueFilter> {
+        let parser = parse::Parser::new(options);
+        let condition = match condition {
+            Value::Document(doc) if parse::is_operators(doc) => Condition::Operators(parser.operators(doc)?),
+            Value::Document(doc) => Condition::Document(Filter::parse(doc, options)?),
+            Value::Regex { .. } => Condition::Operators(vec![Clause::Is(parser.equality(condition)?)]),
+            value => Condition::Equal(value.to_owned()),
+        };
+        Ok(ValueFilter { condition, collation: options.collation.clone() })
+    }
+
+    /// Whether a value passes. Operators look into an array's elements, as they do in queries.
+    pub fn matches(&self, value: Value<'_>) -> Result<bool> {
+        let collation = self.collation.as_deref();
+        match &self.condition {
+            Condition::Equal(wanted) => Ok(compare_with(value, wanted.value(), collation).is_eq()),
+            Condition::Document(filter) => match value {
+                Value::Document(doc) => filter.matches(doc),
+                _ => Ok(false),
+            },
+            Condition::Operators(clauses) => {
+                let context = Context { collation, failure: Cell::new(None) };
+                let matched = clauses.iter().all(|clause| context.clause_spread(clause, value));
+                context.failure.into_inner().map_or(Ok(matched), Err)
+            }
+        }
+    }
+}
+
+/// What holds for one question.
+struct Context<'f> {
+    collation: Option<&'f Collation>,
+    /// The first failure of an expression. It decides the answer; what is computed after it does not count.
+    failure: Cell<Option<Error>>,
+}
+
+impl Context<'_> {
+    fn node(&self, node: &Node, doc: RawDoc<'_>, position: &mut Option<usize>) -> bool {
+        match node {
+            Node::True => true,
+            Node::False => false,
+            Node::And(nodes) => nodes.iter().all(|node| self.node(node, doc, position)),
+            Node::Or(nodes) => nodes.iter().any(|node| self.node(node, doc, position)),
+            Node::Nor(nodes) => !nodes.iter().any(|node| self.node(node, doc, &mut None)),
+            Node::Not(node) => !self.node(node, doc, &mut None),
+            Node::Field { path, test } => {
+                let leaves = match test {
+                    Test::Size(_) | Test::ElemMatch(_) | Test::ElemMatchValue(_) => Leaves::Whole,
+                    _ => Leaves::Elements,
+                };
+                let visit = &mut |found: Found<'_>| {
+                    let mut inner = None;
+                    if !self.test(test, found.value, &mut inner) {
+                        return ControlFlow::Continue(());
+                    }
+                    *position = found.position.or(inner).or(*position);
+                    ControlFlow::Break(())
+                };
+                path.for_each_value(doc, leaves, visit).is_break()
+            }
+            Node::Expr(predicate) => self.check(predicate.holds(doc)),
+            Node::JsonSchema(schema) => self.check(schema.matches(Value::Document(doc))),
+            Node::SampleRate(rate) => rand::random::<f64>() < *rate,
+        }
+    }
+
+    fn check(&self, result: Result<bool>) -> bool {
+        result.unwrap_or_else(|failure| {
+            let first = self.failure.take().unwrap_or(failure);
+            self.failure.set(Some(first));
+            false
+        })
+    }
+
+    /// Whether one value (or its absence) passes; `position` is set by `$elemMatch`.
+    fn test(&self, test: &Test, value: Option<Value<'_>>, position: &mut Option<usize>) -> bool {
+        if let Test::Compare { op, value: wanted } = test {
+            return compares(*op, value, wanted.value(), self.collation);
+        }
+        if let (Test::In(list), value) = (test, value) {
+            return self.is_in(list, value);
+        }
+        let Some(value) = value else { return false };
+        match test {
+            Test::Compare { .. } | Test::In(_) | Test::Exists => true,
+            Test::Type(types) => types.contains(value.kind()),
+            Test::Regex(pattern) => self.is_found(pattern, value),
+            Test::Size(size) => value.as_array().is_some_and(|array| array.len() as u64 == *size),
+            Test::Mod { divisor, remainder } => {
+                let number = value.is_number().then(|| crate::number::to_i64(value)).flatten();
+                number.is_some_and(|number| number.wrapping_rem(*divisor) == *remainder)
+            }
+            Test::Bits(test, mask) => test.holds(mask, value),
+            Test::ElemMatch(node) => self.element(value, position, |element| match element {
+                Value::Document(doc) | Value::Array(doc) => self.node(node, doc, &mut None),
+                _ => false,
+            }),
+            Test::ElemMatchValue(clauses) => self.element(value, position, |element| {
+                clauses.iter().all(|clause| self.clause(clause, element))
+            }),
+        }
+    }
+
+    /// Whether any element of an array passes; `position` becomes its position.
+    fn element<'d>(
+        &self,
+        value: Value<'d>,
+        position: &mut Option<usize>,
+        passes: impl FnMut(Value<'d>) -> bool,
+    ) -> bool {
+        let found = value.as_array().and_then(|array| array.values().position(passes));
+        *position = found;
+        found.is_some()
+    }
+
+    /// Whether a value as a whole passes a clause.
+    fn clause(&self, clause: &Clause, value: Value<'_>) -> bool {
+        match clause {
+            Clause::Is(test) => self.test(test, Some(value), &mut None),
+            Clause::Not(clauses) => !clauses.iter().all(|clause| self.clause(clause, value)),
+        }
+    }
+
+    /// Whether a value passes a clause as a field's value would: an array also by any of its elements.
+    fn clause_spread(&self, clause: &Clause, value: Value<'_>) -> bool {
+        match clause {
+            Clause::Not(clauses) => !clauses.iter().all(|clause| self.clause_spread(clause, value)),
+            Clause::Is(test) => {
+                let whole = matches!(test, Test::Size(_) | Test::ElemMatch(_) | Test::ElemMatchValue(_));
+                let elements = value.as_array().filter(|_| !whole);
+                let mut elements = elements.into_iter().flat_map(RawDoc::values);
+                elements.any(|value| self.test(test, Some(value), &mut None))
+                    || self.test(test, Some(value), &mut None)
+            }
+        }
+    }
+
+    fn is_in(&self, list: &InList, value: Option<Value<'_>>) -> bool {
+        let Some(value) = value else { return list.has_null };
+        if list.has_null && value == Value::Undefined {
+            return true;
+        }
+        let order = |wanted: &Owned| compare_with(wanted.value(), value, self.collation);
+        // A short list is faster to walk.
+        let found = if list.values.len() <= 4 {
+            list.values.iter().any(|wanted| order(wanted).is_eq())
+        } else {
+            list.values.binary_search_by(order).is_ok()
+        };
+        found || list.patterns.iter().any(|pattern| self.is_found(pattern, value))
+    }
+
+    /// Whether text contains what a regular expression describes, or the value is that expression.
+    fn is_found(&self, pattern: &super::Pattern, value: Value<'_>) -> bool {
+        match value {
+            Value::String(text) | Value::Symbol(text) => self.check(pattern.is_match(text)),
+            Value::Regex { pattern: text, options } => {
+                text == pattern.pattern() && options == pattern.options()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether a comparison with `wanted` holds: within one type; null is also undefined and missing; anything
+/// compares with MinKey and MaxKey; NaN only equals itself.
+fn compares(op: Op, value: Option<Value<'_>>, wanted: Value<'_>, collation: Option<&Collation>) -> bool {
+    let or_equal = matches!(op, Op::Eq | Op::Lte | Op::Gte);
+    let other_type = |value_is_null: bool| match wanted.kind() {
+        Kind::Null | Kind::Undefined if value_is_null => or_equal,
+        Kind::MaxKey => matches!(op, Op::Lt | Op::Lte),
+        Kind::MinKey => matches!(op, Op::Gt | Op::Gte),
+        _ => false,
+    };
+    let Some(value) = value else { return other_type(true) };
+    if let (Op::Eq, Value::String(a), Value::String(b), None) = (op, value, wanted, collation) {
+        return a == b;
+    }
+    if type_order(value.kind()) != type_order(wanted.kind()) {
+        return other_type(matches!(value, Value::Null | Value::Undefined));
+    }
+    if is_nan(value) || is_nan(wanted) {
+        return or_equal && is_nan(value) && is_nan(wanted);
+    }
+    let order = compare_with(value, wanted, collation);
+    match op {
+        Op::Eq => order == Ordering::Equal,
+        Op::Lt => order == Ordering::Less,
+        Op::Lte => order != Ordering::Greater,
+        Op::Gt => order == Ordering::Greater,
+        Op::Gte => order != Ordering::Less,
+    }
+}
