@@ -141,7 +141,8 @@ pub enum WaitError {
     Closed,
 }
 
-/// Why segments were not dropped, or not all of them. What was not dropped is dropped by a later call.
+/// Why segments were not dropped, or not all of them. Files that stayed behind are removed by a later call or at
+/// the next opening.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DropError {

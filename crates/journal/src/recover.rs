@@ -344,7 +344,7 @@ impl Found {
         let mut at = start;
         while at < size {
             let window = scanner.window(at, size)?;
-            let Some(skip) = window.iter().position(|b| *b != 0) else {
+            let Some(skip) = first_nonzero(window) else {
                 at += window.len() as u64;
                 continue;
             };
@@ -383,6 +383,14 @@ impl Found {
     }
 }
 
+/// Position of the first byte that is not zero. Compares blocks, as most of what is looked at is zeros.
+fn first_nonzero(bytes: &[u8]) -> Option<usize> {
+    const ZEROS: [u8; 1024] = [0; 1024];
+    let block = bytes.chunks(ZEROS.len()).position(|b| *b != ZEROS[..b.len()])?;
+    let start = block * ZEROS.len();
+    bytes[start..].iter().position(|b| *b != 0).map(|at| start + at)
+}
+
 /// The text of damage; what a newer version wrote is an error at once and never cut.
 fn fault_text(fault: Fault, file: &LogFile) -> Result<&'static str, OpenError> {
     match fault {
@@ -417,4 +425,21 @@ fn missing(
     let bytes_there = evidence.first().is_some_and(|e| e.end > e.start);
     let what = stop.filter(|_| bytes_there).map_or("an entry that was on disk is missing", |s| s.what);
     Damage { file, offset, index, what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_nonzero;
+
+    #[test]
+    fn finds_the_first_byte_that_is_not_zero() {
+        for len in [0, 1, 1023, 1024, 1025, 5000] {
+            let mut bytes = vec![0; len];
+            assert_eq!(first_nonzero(&bytes), None);
+            for at in (0..len).rev() {
+                bytes[at] = 1;
+                assert_eq!(first_nonzero(&bytes), Some(at), "{len} bytes");
+            }
+        }
+    }
 }

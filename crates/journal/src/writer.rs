@@ -199,7 +199,6 @@ impl Writer {
     /// Syncs everything, marks the log as cleanly closed and gives the folder free.
     pub fn close(mut self) -> Result<(), CloseError> {
         self.syncer.stop();
-        self.preparer.stop(&self.shared.folder)?;
         if self.shared.desk.failure().is_none() {
             self.shared.sync_round();
         }

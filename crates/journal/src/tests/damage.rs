@@ -260,6 +260,30 @@ fn an_old_frame_after_the_end_is_never_revived() {
     check(&journal, WRITTEN, LEN);
 }
 
+/// Two futures of one log in the same file: the later part of one does not fit the earlier part of the other,
+/// although indexes, lengths and the file's salt agree.
+#[test]
+fn a_frame_of_another_future_is_not_glued_on() {
+    let disk = SimDisk::new(1);
+    let (_, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=2, LEN);
+    let other = disk.kill();
+    append(&mut writer, 3..=4, LEN);
+    let (_, mut writer, _) = open(&other);
+    writer.append(&[&vec![7; LEN + 8]], 3).unwrap();
+    let name = segment::name(1);
+    let mut bytes = other.contents(&name).unwrap();
+    let fourth = FRAMES_AT as usize + 3 * crate::frame::stride(LEN as u64 + 8) as usize;
+    bytes[fourth..].copy_from_slice(&disk.contents(&name).unwrap()[fourth..]);
+    let glued = other.kill();
+    glued.put(&name, &bytes);
+    let (journal, _writer, recovery) = open(&glued);
+    assert_eq!(recovery.last_index, 3);
+    let cut = recovery.cut.unwrap();
+    assert_eq!((cut.index, cut.what), (4, "the frame does not continue the chain"));
+    assert_eq!(read_all(&journal).0[2], vec![7; LEN + 8]);
+}
+
 #[test]
 fn the_state_survives_with_one_copy_and_is_never_taken_for_a_new_log() {
     let disk = closed();
