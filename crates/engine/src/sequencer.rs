@@ -473,3 +473,126 @@ fn statement_number(retry: &Retry, position: usize) -> i32 {
     let counted = || i32::try_from(position).unwrap_or(i32::MAX);
     retry.statements.get(position).copied().unwrap_or_else(counted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::DeleteStatement;
+    use rockdove_documents::doc;
+    use rockdove_documents::filter::Filter;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    /// A log on a disk that can be full.
+    #[derive(Clone, Default)]
+    struct SmallDisk {
+        full: Arc<AtomicBool>,
+        appended: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl CommitLog for SmallDisk {
+        fn append(&mut self, parts: &[&[u8]], _time_ns: u64) -> Result<u64, CommitError> {
+            if self.full.load(Ordering::Relaxed) {
+                return Err(CommitError::NoSpace("no room".into()));
+            }
+            let mut appended = self.appended.lock();
+            appended.push(parts.concat());
+            Ok(appended.len() as u64)
+        }
+
+        fn request_sync(&self) {}
+
+        fn synced(&self) -> u64 {
+            self.appended.lock().len() as u64
+        }
+
+        fn close(self: Box<Self>) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    struct Running {
+        requests: mpsc::Sender<Request>,
+        published: Arc<ArcSwap<State>>,
+        feed: Arc<Feed>,
+    }
+
+    fn start(log: SmallDisk) -> Running {
+        let published = Arc::new(ArcSwap::from_pointee(State::default()));
+        let feed = Arc::new(Feed::start(1, Timestamp::default(), 1 << 20).unwrap());
+        let sequencer = Sequencer::new(Start {
+            state: State::default(),
+            sessions: Sessions::default(),
+            log: Box::new(log),
+            index: 0,
+            marks: VecDeque::new(),
+            published: published.clone(),
+            feed: feed.clone(),
+            clock: Clock::system(),
+            waiters: Arc::default(),
+            memory: Arc::new(Memory::new(1 << 30, 75, 90)),
+        });
+        let (requests, inbox) = mpsc::channel(16);
+        std::thread::spawn(move || sequencer.run(inbox));
+        Running { requests, published, feed }
+    }
+
+    fn ns() -> Namespace {
+        Namespace::new("db", "c").unwrap()
+    }
+
+    async fn write(running: &Running, statement: Statement, retry: Option<Retry>) -> Result<WriteReply> {
+        let (to, reply) = oneshot::channel();
+        let write = Write {
+            statements: vec![statement],
+            ordered: true,
+            retry,
+            ack: Ack::Written,
+            bypass_validation: false,
+        };
+        running.requests.send(Request::Write(Box::new(write), to)).await.ok().expect("the sequencer runs");
+        tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap()
+    }
+
+    fn insert(id: i32) -> Statement {
+        Statement::Insert { ns: ns(), doc: doc! { "_id": id } }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_full_disk_refuses_writes_and_forgets_them_until_there_is_room() {
+        let disk = SmallDisk::default();
+        let running = start(disk.clone());
+        write(&running, insert(1), None).await.unwrap();
+        let (before, at) = (running.published.load_full(), running.feed.stats().last);
+        disk.full.store(true, Ordering::Relaxed);
+        let retry = Retry { session: bytes::Bytes::from_static(b"s"), number: 1, statements: vec![] };
+        for refused in
+            [write(&running, insert(2), Some(retry.clone())).await, write(&running, insert(3), None).await]
+        {
+            assert_eq!(refused.unwrap_err().code, code::OUT_OF_DISK_SPACE);
+        }
+        assert_eq!(running.published.load().at(), before.at());
+        assert_eq!(running.published.load().collection(&ns()).unwrap().len(), 1);
+        assert_eq!(running.feed.stats().last, at);
+        disk.full.store(false, Ordering::Relaxed);
+        let again = write(&running, insert(2), Some(retry)).await.unwrap();
+        assert_eq!((again.retried.len(), again.results), (0, vec![Ok(Outcome::Inserted)]));
+        let delete = DeleteStatement { ns: ns(), filter: Filter::all(), multi: true, hint: None };
+        let deleted = write(&running, Statement::Delete(Box::new(delete)), None).await.unwrap();
+        assert_eq!(deleted.results, [Ok(Outcome::Deleted { count: 2 })]);
+        assert_eq!(disk.appended.lock().len(), 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_large_document_goes_into_the_log_as_it_is() {
+        let disk = SmallDisk::default();
+        let running = start(disk.clone());
+        let doc = doc! { "_id": 1, "text": "x".repeat(5000) };
+        write(&running, Statement::Insert { ns: ns(), doc: doc.clone() }, None).await.unwrap();
+        let stored = running.published.load().collection(&ns()).unwrap().get(1).unwrap().clone();
+        // The very same bytes, not a copy of them.
+        assert_eq!(stored.bytes().as_ptr(), doc.bytes().as_ptr());
+        let logged = disk.appended.lock()[0].clone();
+        assert!(logged.windows(doc.bytes().len()).any(|window| window == &doc.bytes()[..]));
+    }
+}
