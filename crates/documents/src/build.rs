@@ -72,6 +72,31 @@ impl DocBuilder {
         self
     }
 
+    /// Copies encoded elements (a run of a document's body) as they are.
+    pub(crate) fn append_run(&mut self, elements: &[u8]) -> &mut DocBuilder {
+        self.bytes.extend_from_slice(elements);
+        self
+    }
+
+    /// Copies `count` encoded elements to the start of the open array; later pushes go on from there.
+    pub(crate) fn push_run(&mut self, elements: &[u8], count: usize) -> &mut DocBuilder {
+        if let Some((_, pushed)) = self.open.last_mut() {
+            *pushed += count;
+        }
+        self.append_run(elements)
+    }
+
+    /// Copies a value as it is as the next element of the open array.
+    pub(crate) fn push_element(&mut self, element: Element<'_>) -> &mut DocBuilder {
+        self.push_header(element.kind_byte());
+        self.append_run(element.raw_value())
+    }
+
+    /// The bytes written so far; the lengths of open levels are not in them yet.
+    pub(crate) fn written(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Adds an array of documents, whose bytes are copied once.
     pub fn append_docs<'d>(
         &mut self,

@@ -22,6 +22,7 @@ pub use build::DocBuilder;
 pub use check::{MAX_DEPTH, Malformed, check};
 pub use doc::{Doc, Element, Iter, RawDoc};
 pub use error::{Code, Error, Result, code};
+pub use show::show;
 pub use types::{Decimal128, ObjectId, Timestamp};
 pub use value::{Kind, Owned, ToValue, Value};
 
@@ -38,3 +39,11 @@ pub mod number;
 pub mod path;
 pub mod projection;
 pub mod sort;
+
+mod arith;
+mod show;
+
+pub mod diff;
+pub mod expr;
+pub mod pipeline;
+pub mod update;
