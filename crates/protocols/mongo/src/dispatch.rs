@@ -87,7 +87,8 @@ impl<'a> Call<'a> {
     }
 }
 
-fn time_is_over() -> Failure {
+/// The error of a command that took longer than it may.
+pub fn time_is_over() -> Failure {
     Failure::new(code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit")
 }
 
