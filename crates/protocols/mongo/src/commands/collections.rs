@@ -2,7 +2,6 @@
 
 use super::cursor::{self, Opening, Source};
 use super::query::{self, Parsing};
-use super::write::ack;
 use super::{Flow, Spec};
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
@@ -41,7 +40,9 @@ const UNSUPPORTED: [&str; 3] = ["timeseries", "encryptedFields", "expireAfterSec
 
 /// Changes what collections or indexes there are.
 pub async fn define(call: &Call<'_>, definition: Definition) -> Result<DefinitionReply> {
-    Ok(call.shared.engine.define(definition, ack(call)).await?)
+    let reply = call.shared.engine.define(definition, call.ack()).await?;
+    call.durable().await?;
+    Ok(reply)
 }
 
 async fn create(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
