@@ -13,9 +13,11 @@ use crate::failpoint::{self, Fault, Target};
 use crate::session::SessionFields;
 use crate::shared::{Counters, Shared, append_times};
 use crate::topology::Role;
-use rockdove_documents::{Doc, DocBuilder, RawDoc, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
+use rockdove_engine::Ack;
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Room for a usual reply.
@@ -70,9 +72,34 @@ pub struct Call<'a> {
     pub previous: Option<More>,
     /// Whether the client takes several answers.
     pub exhaust: bool,
+    /// Set when a write was carried out but not durable within `wtimeout`.
+    pub sync_timed_out: AtomicBool,
 }
 
 impl<'a> Call<'a> {
+    /// Up to where the engine itself waits with acknowledging a write. With a `wtimeout` the wait for the disk
+    /// comes afterwards ([`Call::durable`]), so that what was done is known when the time is over.
+    pub fn ack(&self) -> Ack {
+        match self.write_concern.timeout {
+            None if self.write_concern.journal => Ack::Synced,
+            _ => Ack::Written,
+        }
+    }
+
+    /// Waits for the disk if that was asked for with a `wtimeout`.
+    pub async fn durable(&self) -> Result<()> {
+        let Some(limit) = self.write_concern.timeout.filter(|_| self.write_concern.journal) else {
+            return Ok(());
+        };
+        match tokio::time::timeout(limit, self.shared.engine.sync()).await {
+            Ok(synced) => Ok(synced?),
+            Err(_) => {
+                self.sync_timed_out.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
     /// The command document.
     pub fn command(&self) -> RawDoc<'a> {
         self.body.command.raw()
@@ -87,7 +114,8 @@ impl<'a> Call<'a> {
     }
 }
 
-fn time_is_over() -> Failure {
+/// The error of a command that took longer than it may.
+pub fn time_is_over() -> Failure {
     Failure::new(code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit")
 }
 
@@ -188,6 +216,7 @@ async fn run(
         deadline: deadline(command, spec)?,
         previous,
         exhaust: request.flags.exhaust_allowed(),
+        sync_timed_out: AtomicBool::new(false),
     };
     check_cluster_time(&call)?;
     if max_time(command)?.is_some() && shared.fail_points.on_time_limit() {
@@ -410,6 +439,9 @@ fn append_write_concern(
         append_chosen_error(reply, &error, labels, circumstances);
         let number = error.get("code").and_then(|number| number.as_integer()).unwrap_or(0);
         append_topology(call.shared, reply, number as i32);
+    } else if call.sync_timed_out.load(Ordering::Relaxed) {
+        let error = Error::new(code::WRITE_CONCERN_FAILED, "waiting for the disk timed out");
+        errors::append_write_concern_error(reply, &error, true);
     } else if let Some(error) = &call.write_concern.unsatisfiable {
         errors::append_write_concern_error(reply, error, false);
     }

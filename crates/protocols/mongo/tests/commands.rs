@@ -361,3 +361,52 @@ async fn time_limits_and_transactions_are_answered_clearly() {
     let unsatisfiable = doc! { "insert": "c", "documents": [{}], "writeConcern": { "w": 3 }, "$db": "db" };
     assert_eq!(integer(&peer.good(&unsatisfiable).await, "writeConcernError.code"), 100);
 }
+
+#[tokio::test]
+async fn a_released_lock_is_told_in_the_poppydb_personality() {
+    let shared =
+        support::server_as(rockdove_mongo::topology::Identity { poppydb: true, ..Default::default() });
+    let mut peer = Peer::connect(&shared);
+    let watch = |coll: &str| {
+        doc! {
+            "aggregate": coll, "cursor": {}, "$db": "db", "pipeline": [
+                { "$changeStream": {} },
+                { "$match": { "operationType": { "$in": ["insert", "lock_released"] } } }
+            ]
+        }
+    };
+    let (single, _) = cursor(&peer.good(&watch("msg")).await);
+    let (multi, _) = cursor(&peer.good(&watch("msg_orders")).await);
+    for locks in ["msg_lck", "msg_lck_orders", "other_lck"] {
+        peer.good(&doc! { "insert": locks, "documents": [{ "_id": 7 }], "$db": "db" }).await;
+        peer.good(&doc! { "delete": locks, "deletes": [{ "q": { "_id": 7 }, "limit": 1 }], "$db": "db" })
+            .await;
+    }
+    peer.good(&doc! { "insert": "msg", "documents": [{ "_id": 1 }], "$db": "db" }).await;
+    for (id, coll, expected) in
+        [(single, "msg", &["lock_released", "insert"][..]), (multi, "msg_orders", &["lock_released"])]
+    {
+        let more = doc! { "getMore": id, "collection": coll, "maxTimeMS": 500, "$db": "db" };
+        let mut events = Vec::new();
+        while events.len() < expected.len() {
+            events.extend(cursor(&peer.good(&more).await).1);
+        }
+        let types: Vec<_> =
+            events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+        assert_eq!(types, expected);
+        assert_eq!(field(&events[0], "ns.coll"), Some(Value::String(coll)));
+        assert_eq!(integer(&events[0], "documentKey._id"), 7);
+        assert!(field(&events[0], "_id._data").is_some() && events[0].get("clusterTime").is_some());
+    }
+}
+
+#[tokio::test]
+async fn writes_that_must_be_durable_are_acknowledged() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for concern in [doc! { "w": 1, "j": true }, doc! { "w": "majority", "j": true, "wtimeout": 5000 }] {
+        let insert = doc! { "insert": "c", "documents": [{}], "writeConcern": concern, "$db": "db" };
+        let reply = peer.good(&insert).await;
+        assert_eq!((number(&reply, "n"), reply.get("writeConcernError")), (1, None));
+    }
+}

@@ -1,6 +1,7 @@
 //! Change streams: `aggregate` whose first stage is `$changeStream`.
 
 use super::cursor::{self, Opening};
+use super::messaging;
 use super::query::Parsing;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
@@ -58,7 +59,15 @@ pub async fn open(
     let (key, pipeline) = rest(call, fields, stages)?;
     let start = start(call, &spec)?;
     let token = token_of(call, start);
-    let stream = call.shared.engine.watch(scope, view(&spec)?, key, Arc::new(pipeline), start)?;
+    let stream = match &scope {
+        Scope::Collection(ns) if call.shared.identity.poppydb && messaging::names_lock_releases(&key) => {
+            let locks = messaging::LockReleases::new(call.shared, ns, Box::new(pipeline));
+            let key = locks.key(&key);
+            let scope = Scope::Database(ns.database().to_string());
+            call.shared.engine.watch(scope, view(&spec)?, key, Arc::new(locks), start)?
+        }
+        _ => call.shared.engine.watch(scope.clone(), view(&spec)?, key, Arc::new(pipeline), start)?,
+    };
     let opening = Opening::new(call, namespace).batch(cursor::batch_size(fields)?);
     cursor::open_changes(opening, Box::new(stream), token, reply).await
 }

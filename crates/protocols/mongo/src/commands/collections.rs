@@ -2,7 +2,6 @@
 
 use super::cursor::{self, Opening, Source};
 use super::query::{self, Parsing};
-use super::write::ack;
 use super::{Flow, Spec};
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
@@ -37,11 +36,13 @@ const KEPT: [&str; 9] = [
     "changeStreamPreAndPostImages",
 ];
 /// Options of `create` that ask for what is not there: refused, for a plain collection would be a wrong answer.
-const UNSUPPORTED: [&str; 4] = ["timeseries", "clusteredIndex", "encryptedFields", "expireAfterSeconds"];
+const UNSUPPORTED: [&str; 3] = ["timeseries", "encryptedFields", "expireAfterSeconds"];
 
 /// Changes what collections or indexes there are.
 pub async fn define(call: &Call<'_>, definition: Definition) -> Result<DefinitionReply> {
-    Ok(call.shared.engine.define(definition, ack(call)).await?)
+    let reply = call.shared.engine.define(definition, call.ack()).await?;
+    call.durable().await?;
+    Ok(reply)
 }
 
 async fn create(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
@@ -70,7 +71,26 @@ fn options(fields: &Fields<'_>) -> Result<Doc> {
     if let Some(collation) = query::collation_document(fields)? {
         options.append("collation", collation);
     }
+    if let Some(index) = fields.document("clusteredIndex")? {
+        options.append("clusteredIndex", clustered_index(index)?);
+    }
     Ok(options.finish())
+}
+
+/// A clustered index as it is kept. All collections are ordered by insertion and found by `_id` here, so it
+/// only shows where indexes are listed.
+fn clustered_index(spec: RawDoc<'_>) -> Result<Doc> {
+    let fields = Fields::new("create.clusteredIndex", spec)?;
+    let key = fields.required_document("key")?;
+    let by_id = key.len() == 1 && key.get("_id").and_then(|order| order.as_integer()) == Some(1);
+    if !by_id || !fields.flag("unique")? {
+        let message = "The clusteredIndex option is only supported for { key: { _id: 1 }, unique: true }";
+        return Err(Failure::new(code::INVALID_OPTIONS, message));
+    }
+    let mut index = DocBuilder::new();
+    index.append("v", 2).start_document("key").append("_id", 1).end();
+    index.append("name", fields.string("name")?.unwrap_or("_id_")).append("unique", true);
+    Ok(index.finish())
 }
 
 async fn modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
@@ -150,7 +170,8 @@ fn describe(collection: &Arc<Collection>, name_only: bool) -> Doc {
         doc.append_value("uuid", Value::Binary { subtype: 4, bytes: &info.uuid });
     }
     doc.end();
-    if let Some(index) = collection.indexes().first() {
+    let clustered = info.options.get("clusteredIndex").is_some();
+    if let Some(index) = collection.indexes().first().filter(|_| !clustered) {
         doc.append("idIndex", &index.spec.doc);
     }
     doc.finish()

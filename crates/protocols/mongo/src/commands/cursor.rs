@@ -4,7 +4,7 @@
 
 use super::{Flow, Spec};
 use crate::cursors::{BATCH_BYTES_MAX, BatchLimit, Binding, Lease};
-use crate::dispatch::{Call, More, max_time};
+use crate::dispatch::{Call, More, max_time, time_is_over};
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use crate::shared::Shared;
@@ -113,8 +113,13 @@ pub struct Opening {
 impl Opening {
     /// A cursor of the call's session in this namespace.
     pub fn new(call: &Call<'_>, namespace: String) -> Opening {
-        let binding =
-            Binding { namespace, session: call.session.session, no_timeout: false, change_stream: false };
+        let binding = Binding {
+            namespace,
+            session: call.session.session,
+            no_timeout: false,
+            change_stream: false,
+            time_limited: call.deadline.is_some(),
+        };
         Opening { shared: call.shared.clone(), binding, batch_size: None, single: false, extra: None }
     }
 
@@ -276,6 +281,11 @@ async fn get_more(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let mut lease = call.shared.cursors.check_out(id, &namespace, call.session.session)?;
     if let Some(failure) = call.shared.fail_points.on_get_more() {
         return Err(failure);
+    }
+    let limited = call.shared.fail_points.any()
+        && call.shared.cursors.binding(id).is_some_and(|binding| binding.time_limited);
+    if limited && call.shared.fail_points.on_time_limit() {
+        return Err(time_is_over());
     }
     let killed = lease.killed();
     let more = tokio::select! {

@@ -1,7 +1,7 @@
 //! `findAndModify`: change or remove one document and return it.
 
 use super::query::{self, Parsing};
-use super::write::{ack, before_retryable, retried, single_retry};
+use super::write::{before_retryable, retried, single_retry};
 use super::{Flow, Spec};
 use crate::dispatch::Call;
 use crate::errors::Result;
@@ -24,6 +24,7 @@ async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow
         before_retryable(call)?;
     }
     let done = call.shared.engine.find_and_modify(command).await?;
+    call.durable().await?;
     let done = retried(call, done, |done| done.retried)?;
     append(reply, &done, removes);
     Ok(Flow::Done)
@@ -40,7 +41,7 @@ fn parse(call: &Call<'_>, fields: &Fields<'_>) -> Result<FindAndModify> {
         filter,
         hint: query::hint(fields)?,
         retry: single_retry(call)?,
-        ack: ack(call),
+        ack: call.ack(),
         bypass_validation: fields.flag("bypassDocumentValidation")?,
     })
 }

@@ -78,7 +78,14 @@ fn list(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
         let message = format!("Namespace {ns} is a view, not a collection");
         return Err(Failure::new(code::COMMAND_NOT_SUPPORTED_ON_VIEW, message));
     }
-    let specs: Vec<Doc> = collection.indexes().iter().map(|index| index.spec.doc.clone()).collect();
+    let mut specs: Vec<Doc> = collection.indexes().iter().map(|index| index.spec.doc.clone()).collect();
+    if let (Some(Value::Document(clustered)), Some(first)) =
+        (collection.info.options.get("clusteredIndex"), specs.first_mut())
+    {
+        let mut shown = DocBuilder::new();
+        shown.append_all(clustered).append("clustered", true);
+        *first = shown.finish();
+    }
     let opening = Opening::new(call, ns.full().to_string()).batch(cursor::batch_size(&fields)?);
     cursor::open(opening, Source::ready(specs), reply)
 }

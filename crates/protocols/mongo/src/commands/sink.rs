@@ -169,9 +169,9 @@ impl Writer<'_> {
     /// Combines a result with the document that is there; whether that is still the same.
     async fn update(&self, ns: &Namespace, merge: &Merge, old: &Doc, result: &Doc) -> Result<bool> {
         if matches!(merge.when_matched, WhenMatched::Fail) {
-            let message = "$merge with whenMatched: fail found an existing document with the same values for \
-                           the 'on' field";
-            return Err(Failure::new(code::DUPLICATE_KEY, message));
+            // The unique index tells what is in the way, unless it has gone meanwhile.
+            let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
+            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(failed);
         }
         let new = merge.combine(old.raw(), result.raw(), self.environment)?;
         let Some(new) = new.filter(|new| new != old) else { return Ok(true) };

@@ -12,8 +12,7 @@ use crate::options::Fields;
 use bytes::Bytes;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
 use rockdove_engine::{
-    Ack, DeleteStatement, Namespace, Outcome, Retry, Statement, UpdateStatement, Write, WriteError,
-    WriteReply,
+    DeleteStatement, Namespace, Outcome, Retry, Statement, UpdateStatement, Write, WriteError, WriteReply,
 };
 
 /// The commands of this family.
@@ -240,7 +239,7 @@ pub async fn perform(call: &Call<'_>, fields: &Fields<'_>, statements: Statement
         statements: statements.ready,
         ordered,
         retry,
-        ack: ack(call),
+        ack: call.ack(),
         bypass_validation: fields.flag("bypassDocumentValidation")?,
     };
     let reply = retried(call, carry_out(call, write).await?, |reply| !reply.retried.is_empty())?;
@@ -260,7 +259,9 @@ async fn carry_out(call: &Call<'_>, write: Write) -> Result<WriteReply> {
     if write.retry.is_some() {
         before_retryable(call)?;
     }
-    Ok(call.shared.engine.write(write).await?)
+    let reply = call.shared.engine.write(write).await?;
+    call.durable().await?;
+    Ok(reply)
 }
 
 /// A fail point may strike before a retryable write.
@@ -301,11 +302,6 @@ fn retry(call: &Call<'_>, positions: &[usize]) -> Result<Option<Retry>> {
 /// The session and number of a retryable command of one statement.
 pub fn single_retry(call: &Call<'_>) -> Result<Option<Retry>> {
     retry(call, &[0])
-}
-
-/// When a write is acknowledged.
-pub fn ack(call: &Call<'_>) -> Ack {
-    if call.write_concern.journal { Ack::Synced } else { Ack::Written }
 }
 
 impl Done {

@@ -15,7 +15,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 const LIMIT: Duration = Duration::from_secs(10);
 
 pub fn server() -> Arc<Shared> {
-    let identity = Identity { test_commands: true, ..Identity::default() };
+    server_as(Identity { test_commands: true, ..Identity::default() })
+}
+
+pub fn server_as(identity: Identity) -> Arc<Shared> {
     let engine = Engine::open(Options::memory()).expect("memory opens");
     Shared::new(identity, engine, vec!["test".into()])
 }
