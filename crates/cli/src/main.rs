@@ -1,1 +1,58 @@
-fn main() {}
+//! The `rockdove` command.
+//!
+//! Data goes to standard output, everything else to standard error. Exit codes are in [`Exit`].
+#![forbid(unsafe_code)]
+
+mod connection;
+mod exit;
+mod logging;
+mod output;
+mod payload;
+mod pub_;
+mod reply;
+mod request;
+mod signals;
+mod sub;
+
+use clap::{Parser, Subcommand};
+use exit::Exit;
+use std::process::ExitCode;
+
+/// A message bus that speaks MongoDB's wire protocol, and the tools to use it.
+#[derive(Parser)]
+#[command(name = "rockdove", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Pub(pub_::Args),
+    Sub(sub::Args),
+    Request(request::Args),
+    Reply(reply::Args),
+}
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command;
+    let result = match command {
+        Command::Pub(args) => tool(pub_::run(args)),
+        Command::Sub(args) => tool(sub::run(args)),
+        Command::Request(args) => tool(request::run(args)),
+        Command::Reply(args) => tool(reply::run(args)),
+    };
+    match result {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("rockdove: {error:#}");
+            exit::code_of(&error)
+        }
+    }
+}
+
+/// Runs one of the messaging tools, quietly: only warnings are logged.
+fn tool(run: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
+    logging::init("warn");
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run)
+}

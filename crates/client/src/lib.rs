@@ -1,1 +1,61 @@
 //! The Rockdove messaging API: topics, broadcast, exclusive, directed, request/reply.
+//!
+//! ```no_run
+//! use rockdove::{Bus, Message};
+//! use std::time::Duration;
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let bus = Bus::builder("mongodb://localhost/shop").sender_id("billing-1").connect().await?;
+//! bus.subscribe("invoice.wanted", |request| async move {
+//!     let number = request.value.as_deref().unwrap_or("?");
+//!     Ok(request.derive_answer().value(format!("invoice {number}")))
+//! })
+//! .await?;
+//! bus.ready().await;
+//! let answer = bus.request_first(Message::new("stock.wanted").value("4711"), Duration::from_secs(5)).await?;
+//! println!("{:?}", answer.value);
+//! bus.shutdown().await;
+//! # Ok(()) }
+//! ```
+//!
+//! The library speaks Morphium's messaging protocol, so Rust and Java nodes share a queue: on Rockdove, or on any
+//! MongoDB-compatible server with change streams (or without, by polling).
+//!
+//! What a node may rely on
+//! * Broadcast: every running node with a listener gets a message once, as long as the message lives.
+//! * Exclusive: one node processes it. It is claimed and marked before the listener runs; a listener that fails
+//!   gives it back; a node that dies while its listener runs does not (at most once from then on).
+//! * Answers: each reaches the caller that waits for it once, before anything else is written.
+//! * Order: priority, then age, per node, when the bus is [`sequential`](BusBuilder::sequential); otherwise none.
+//!
+//! Limits: two windows of messages queued per lane (200 by default, then polls take over), 100 listener calls at a
+//! time, 10 000 waiting requests, 1024 unread answers per request; see [`Settings`].
+#![forbid(unsafe_code)]
+
+pub mod backend;
+mod bus;
+mod core;
+mod driver;
+mod error;
+mod incoming;
+mod lane;
+mod listen;
+mod node;
+mod participants;
+mod phase;
+mod request;
+mod send;
+mod status;
+mod waiters;
+
+pub use bson;
+pub use bus::{Bus, BusBuilder};
+pub use driver::{DEFAULT_DATABASE, DriverBackend};
+pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
+pub use incoming::{Incomer, Incoming};
+pub use listen::{Delivery, HandlerError, Reject, Reply, SubscribeOptions, Subscription};
+pub use request::Answers;
+pub use rockdove_messages::{
+    DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
+    PrepareError, Settings, SettingsError, status::Report,
+};

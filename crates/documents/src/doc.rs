@@ -111,7 +111,14 @@ impl<'a> RawDoc<'a> {
 
     /// The first element of this name.
     pub fn element(self, name: &str) -> Option<Element<'a>> {
-        self.iter().find(|element| element.key == name.as_bytes())
+        let mut rest = self.iter().rest;
+        while let Some((element, after)) = step(rest) {
+            if element.key == name.as_bytes() {
+                return Some(element);
+            }
+            rest = after;
+        }
+        None
     }
 
     /// The values in their order (for arrays, whose names are their positions).
@@ -205,6 +212,7 @@ pub struct Iter<'a> {
 impl<'a> Iterator for Iter<'a> {
     type Item = Element<'a>;
 
+    #[inline]
     fn next(&mut self) -> Option<Element<'a>> {
         let (element, rest) = step(self.rest)?;
         self.rest = rest;
@@ -213,39 +221,86 @@ impl<'a> Iterator for Iter<'a> {
 }
 
 /// The first element of a body and what follows it; `None` at the end or if the bytes are malformed.
+#[inline(always)]
 pub(crate) fn step(body: &[u8]) -> Option<(Element<'_>, &[u8])> {
     let (&kind, rest) = body.split_first()?;
-    let end = memchr::memchr(0, rest)?;
+    let end = find_zero(rest)?;
     let (key, value) = (&rest[..end], &rest[end + 1..]);
-    let length = value_length(kind, value)?;
-    let raw = value.get(..length)?;
-    Some((Element { kind, key, raw }, &value[length..]))
+    let length = match LENGTHS.get(usize::from(kind)) {
+        Some(&fixed) if fixed < WORD => usize::from(fixed),
+        Some(&extra) if extra < SPECIAL => {
+            let word = u32::from_le_bytes(*value.first_chunk::<4>()?);
+            (word as usize).checked_add(usize::from(extra - WORD))?
+        }
+        _ => special_length(kind, value)?,
+    };
+    let (raw, rest) = value.split_at_checked(length)?;
+    Some((Element { kind, key, raw }, rest))
 }
 
-/// How many bytes a value of this type takes, from the value's own length word where it has one.
-fn value_length(kind: u8, value: &[u8]) -> Option<usize> {
-    let word = |extra: usize, least: usize| {
-        let bytes = value.get(..4)?;
-        let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
-        length.checked_add(extra).filter(|total| *total >= least)
-    };
+/// The position of the first zero byte. Names are short, so that a few words are looked at before a search
+/// that has a cost to start.
+#[inline(always)]
+fn find_zero(bytes: &[u8]) -> Option<usize> {
+    if let Some(head) = bytes.first_chunk::<16>() {
+        let bits = u128::from_le_bytes(*head);
+        let first = zero_in(bits as u64);
+        if first < 8 {
+            return Some(first);
+        }
+        let second = zero_in((bits >> 64) as u64);
+        if second < 8 {
+            return Some(8 + second);
+        }
+    }
+    memchr::memchr(0, bytes)
+}
+
+/// The position of the first zero byte of eight, 8 if there is none.
+#[inline(always)]
+fn zero_in(word: u64) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    (word.wrapping_sub(ONES) & !word & (ONES << 7)).trailing_zeros() as usize / 8
+}
+
+/// In [`LENGTHS`]: the value starts with its length, to which the rest of the number is added.
+const WORD: u8 = 0x80;
+/// In [`LENGTHS`]: neither fixed nor told by a length word, or an unknown type.
+const SPECIAL: u8 = 0xFF;
+
+/// How long values are, by type byte.
+const LENGTHS: [u8; 0x14] = {
+    let mut lengths = [SPECIAL; 0x14];
+    lengths[0x01] = 8;
+    lengths[0x02] = WORD + 4;
+    lengths[0x03] = WORD;
+    lengths[0x04] = WORD;
+    lengths[0x05] = WORD + 5;
+    lengths[0x06] = 0;
+    lengths[0x07] = 12;
+    lengths[0x08] = 1;
+    lengths[0x09] = 8;
+    lengths[0x0A] = 0;
+    lengths[0x0C] = WORD + 16;
+    lengths[0x0D] = WORD + 4;
+    lengths[0x0E] = WORD + 4;
+    lengths[0x0F] = WORD;
+    lengths[0x10] = 4;
+    lengths[0x11] = 8;
+    lengths[0x12] = 8;
+    lengths[0x13] = 16;
+    lengths
+};
+
+/// How many bytes a value takes that does not say so itself.
+fn special_length(kind: u8, value: &[u8]) -> Option<usize> {
     match kind {
-        0x06 | 0x0A | 0x7F | 0xFF => Some(0),
-        0x08 => Some(1),
-        0x10 => Some(4),
-        0x01 | 0x09 | 0x11 | 0x12 => Some(8),
-        0x07 => Some(12),
-        0x13 => Some(16),
-        0x02 | 0x0D | 0x0E => word(4, 5),
-        0x03 | 0x04 => word(0, 5),
-        0x05 => word(5, 5),
-        0x0C => word(16, 17),
-        0x0F => word(0, 14),
         0x0B => {
             let pattern = memchr::memchr(0, value)? + 1;
             let options = memchr::memchr(0, &value[pattern..])? + 1;
             Some(pattern + options)
         }
+        0x7F | 0xFF => Some(0),
         _ => None,
     }
 }

@@ -22,6 +22,7 @@ pub use build::DocBuilder;
 pub use check::{MAX_DEPTH, Malformed, check};
 pub use doc::{Doc, Element, Iter, RawDoc};
 pub use error::{Code, Error, Result, code};
+pub use show::show;
 pub use types::{Decimal128, ObjectId, Timestamp};
 pub use value::{Kind, Owned, ToValue, Value};
 

@@ -123,23 +123,37 @@ pub fn array_index(name: &str) -> Option<usize> {
 }
 
 fn walk<'d, B>(
-    mut doc: RawDoc<'d>,
+    doc: RawDoc<'d>,
     parts: &[Part],
     leaves: Leaves,
     position: Option<usize>,
     visit: &mut impl FnMut(Found<'d>) -> ControlFlow<B>,
 ) -> ControlFlow<B> {
-    let mut rest = parts;
-    while let Some((part, after)) = rest.split_first() {
-        rest = after;
-        match doc.get(&part.name) {
-            Some(Value::Array(array)) => return walk_array(array, rest, leaves, position, visit),
-            Some(Value::Document(nested)) if !rest.is_empty() => doc = nested,
-            Some(value) if rest.is_empty() => return visit(Found { value: Some(value), position }),
-            _ => break,
+    match parts.split_first() {
+        Some((part, rest)) => walk_value(doc.get(&part.name), rest, leaves, position, visit),
+        None => ControlFlow::Continue(()),
+    }
+}
+
+/// The walk from a value that was found at the start of a path: `rest` is what the path still names.
+pub(crate) fn walk_value<'d, B>(
+    mut value: Option<Value<'d>>,
+    mut rest: &[Part],
+    leaves: Leaves,
+    position: Option<usize>,
+    visit: &mut impl FnMut(Found<'d>) -> ControlFlow<B>,
+) -> ControlFlow<B> {
+    loop {
+        match (value, rest.split_first()) {
+            (Some(Value::Array(array)), _) => return walk_array(array, rest, leaves, position, visit),
+            (Some(Value::Document(nested)), Some((part, after))) => {
+                value = nested.get(&part.name);
+                rest = after;
+            }
+            (_, Some(_)) => return visit(Found { value: None, position }),
+            (value, None) => return visit(Found { value, position }),
         }
     }
-    visit(Found { value: None, position })
 }
 
 /// The walk in an array: `rest` is what the path still names.

@@ -7,7 +7,7 @@ use std::fmt::Write;
 const SHOWN_MAX: usize = 150;
 
 /// A value as error messages show it, cut after [`SHOWN_MAX`] bytes.
-pub(crate) fn show(value: Value<'_>) -> String {
+pub fn show(value: Value<'_>) -> String {
     let mut text = String::new();
     write_value(&mut text, value);
     cut(text)

@@ -1,1 +1,58 @@
-//! The sequencer and the state: collections, indexes, sessions, change feed.
+//! The engine: one sequencer, collections with snapshots, indexes, retry records and the change feed.
+//!
+//! ```text
+//!  write, define ─► sequencer ─► effects ─► log ─► new state, visible at once ─► change feed, replies
+//!  find, watch   ─► a snapshot, beside the sequencer
+//! ```
+//!
+//! Start with [`Engine::open`]. Reads ([`Engine::find`], [`Engine::snapshot`]) run on the caller's thread and
+//! never wait for a write; writes ([`Engine::write`], [`Engine::find_and_modify`], [`Engine::define`]) are
+//! futures that end when their acknowledgement level is reached.
+//!
+//! Invariants
+//! * The log decides: what it does not hold did not happen, what it holds is what a restart arrives at.
+//! * Readers see committed states only, each whole.
+//! * A document is stored, logged, delivered and returned as the same shared bytes.
+//!
+//! This crate never knows a protocol or a socket.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod clock;
+mod collection;
+mod command;
+mod definition;
+mod effects;
+mod engine;
+mod event;
+mod feed;
+mod find;
+mod index;
+mod keeper;
+mod limits;
+mod log;
+mod namespace;
+mod open;
+mod plan;
+mod scan;
+mod sequencer;
+mod sessions;
+mod state;
+mod statement;
+mod tree;
+mod trie;
+
+pub use clock::Clock;
+pub use collection::{Capped, Collection, CollectionInfo, View as ViewDefinition};
+pub use command::*;
+pub use engine::{Engine, Options, StartAt};
+pub use event::{BeforeChange, FullDocument, Token, TokenKind, View};
+pub use feed::{Batch, ChangeStream, EventPipeline, FeedStats, Scope};
+pub use find::{Documents, Explained, Find, count, explain, find_in, for_each_match};
+pub use index::{ID_INDEX, Index, IndexSpec};
+pub use limits::Memory;
+pub use namespace::{NAMESPACE_BYTES_MAX, Namespace, check_database};
+pub use open::{OpenError, Report};
+pub use rockdove_journal::{OpenError as JournalOpenError, SyncPolicy};
+pub use state::State;
+pub use statement::DOCUMENT_BYTES_MAX;

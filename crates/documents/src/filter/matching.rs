@@ -6,7 +6,7 @@ use crate::compare::{compare_with, type_order};
 use crate::doc::RawDoc;
 use crate::error::{Error, Result};
 use crate::number::is_nan;
-use crate::path::{Found, Leaves};
+use crate::path::{Found, Leaves, Part, Path, walk_value};
 use crate::value::{Kind, Owned, Value};
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -20,7 +20,7 @@ pub(super) fn matches(
     doc: RawDoc<'_>,
     position: &mut Option<usize>,
 ) -> Result<bool> {
-    let context = Context { collation, failure: Cell::new(None) };
+    let context = Context::new(collation);
     let matched = context.node(node, doc, position);
     match context.failure.into_inner() {
         None => Ok(matched),
@@ -66,7 +66,7 @@ impl ValueFilter {
                 _ => Ok(false),
             },
             Condition::Operators(clauses) => {
-                let context = Context { collation, failure: Cell::new(None) };
+                let context = Context::new(collation);
                 let matched = clauses.iter().all(|clause| context.clause_spread(clause, value));
                 context.failure.into_inner().map_or(Ok(matched), Err)
             }
@@ -75,14 +75,45 @@ impl ValueFilter {
 }
 
 /// What holds for one question.
-struct Context<'f> {
+struct Context<'f, 'd> {
     collation: Option<&'f Collation>,
+    /// The last field that the longer paths started with: conditions on one nested document follow each other.
+    start: Cell<Option<Start<'f, 'd>>>,
     /// The first failure of an expression. It decides the answer; what is computed after it does not count.
     failure: Cell<Option<Error>>,
 }
 
-impl Context<'_> {
-    fn node(&self, node: &Node, doc: RawDoc<'_>, position: &mut Option<usize>) -> bool {
+#[derive(Clone, Copy)]
+struct Start<'f, 'd> {
+    doc: RawDoc<'d>,
+    name: &'f str,
+    value: Option<Value<'d>>,
+}
+
+impl<'f, 'd> Context<'f, 'd> {
+    fn new(collation: Option<&'f Collation>) -> Context<'f, 'd> {
+        Context { collation, start: Cell::new(None), failure: Cell::new(None) }
+    }
+
+    /// Where a path starts in a document.
+    fn start(&self, path: &'f Path, doc: RawDoc<'d>) -> (Option<Value<'d>>, &'f [Part]) {
+        let parts = path.parts();
+        let Some((first, rest)) = parts.split_first() else { return (None, parts) };
+        if rest.is_empty() {
+            return (doc.get(first.name()), rest);
+        }
+        if let Some(start) = self.start.get()
+            && std::ptr::eq(start.doc.bytes(), doc.bytes())
+            && start.name == first.name()
+        {
+            return (start.value, rest);
+        }
+        let value = doc.get(first.name());
+        self.start.set(Some(Start { doc, name: first.name(), value }));
+        (value, rest)
+    }
+
+    fn node(&self, node: &'f Node, doc: RawDoc<'d>, position: &mut Option<usize>) -> bool {
         match node {
             Node::True => true,
             Node::False => false,
@@ -95,7 +126,7 @@ impl Context<'_> {
                     Test::Size(_) | Test::ElemMatch(_) | Test::ElemMatchValue(_) => Leaves::Whole,
                     _ => Leaves::Elements,
                 };
-                let visit = &mut |found: Found<'_>| {
+                let visit = &mut |found: Found<'d>| {
                     let mut inner = None;
                     if !self.test(test, found.value, &mut inner) {
                         return ControlFlow::Continue(());
@@ -103,7 +134,8 @@ impl Context<'_> {
                     *position = found.position.or(inner).or(*position);
                     ControlFlow::Break(())
                 };
-                path.for_each_value(doc, leaves, visit).is_break()
+                let (value, rest) = self.start(path, doc);
+                walk_value(value, rest, leaves, None, visit).is_break()
             }
             Node::Expr(predicate) => self.check(predicate.holds(doc)),
             Node::JsonSchema(schema) => self.check(schema.matches(Value::Document(doc))),
@@ -120,7 +152,7 @@ impl Context<'_> {
     }
 
     /// Whether one value (or its absence) passes; `position` is set by `$elemMatch`.
-    fn test(&self, test: &Test, value: Option<Value<'_>>, position: &mut Option<usize>) -> bool {
+    fn test(&self, test: &'f Test, value: Option<Value<'d>>, position: &mut Option<usize>) -> bool {
         if let Test::Compare { op, value: wanted } = test {
             return compares(*op, value, wanted.value(), self.collation);
         }
@@ -149,7 +181,7 @@ impl Context<'_> {
     }
 
     /// Whether any element of an array passes; `position` becomes its position.
-    fn element<'d>(
+    fn element(
         &self,
         value: Value<'d>,
         position: &mut Option<usize>,
@@ -161,7 +193,7 @@ impl Context<'_> {
     }
 
     /// Whether a value as a whole passes a clause.
-    fn clause(&self, clause: &Clause, value: Value<'_>) -> bool {
+    fn clause(&self, clause: &'f Clause, value: Value<'d>) -> bool {
         match clause {
             Clause::Is(test) => self.test(test, Some(value), &mut None),
             Clause::Not(clauses) => !clauses.iter().all(|clause| self.clause(clause, value)),
@@ -169,7 +201,7 @@ impl Context<'_> {
     }
 
     /// Whether a value passes a clause as a field's value would: an array also by any of its elements.
-    fn clause_spread(&self, clause: &Clause, value: Value<'_>) -> bool {
+    fn clause_spread(&self, clause: &'f Clause, value: Value<'d>) -> bool {
         match clause {
             Clause::Not(clauses) => !clauses.iter().all(|clause| self.clause_spread(clause, value)),
             Clause::Is(test) => {

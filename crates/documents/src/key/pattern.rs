@@ -19,6 +19,9 @@ use std::sync::Arc;
 /// Most fields of one index (MongoDB manual, "MongoDB Limits and Thresholds").
 const FIELDS_MAX: usize = 32;
 
+/// Elements of an array up to which the other fields are looked up again for each.
+const SHORT_ARRAY: usize = 4;
+
 /// Two arrays of one document would make a key for each pair of elements.
 const PARALLEL_ARRAYS: Code = Code { number: 171, name: "CannotIndexParallelArrays" };
 
@@ -223,13 +226,71 @@ impl KeyPattern {
 
     fn keys_by<'d>(&self, doc: &impl Lookup<'d>, out: &mut KeyBuf) -> Result<bool> {
         out.clear();
-        let open = Slot::Open { behind: 0, element: None };
-        let slots = self.fields.iter().map(|_| open).collect();
-        let multikey = self.expand(doc, slots, out).inspect_err(|_| out.clear())?;
+        let multikey = match self.simple_keys(doc, out) {
+            Some(multikey) => multikey,
+            None => {
+                out.clear();
+                let open = Slot::Open { behind: 0, element: None };
+                let slots = self.fields.iter().map(|_| open).collect();
+                self.expand(doc, slots, out).inspect_err(|_| out.clear())?
+            }
+        };
         if multikey {
             out.sort();
         }
         Ok(multikey)
+    }
+
+    /// Makes the keys of a document with no array on the paths, or with one short array at the end of one
+    /// path, without keeping track of anything; false if the document is not so simple.
+    fn simple_keys<'d>(&self, doc: &impl Lookup<'d>, out: &mut KeyBuf) -> Option<bool> {
+        let array = match self.simple_key(doc, None, out)? {
+            None => return Some(false),
+            Some(array) => array,
+        };
+        out.clear();
+        if array.1.iter().nth(SHORT_ARRAY).is_some() {
+            return None;
+        }
+        if array.1.is_empty() {
+            self.simple_key(doc, Some((array.0, Value::Undefined)), out)?;
+        }
+        for value in array.1.values() {
+            self.simple_key(doc, Some((array.0, value)), out)?;
+        }
+        Some(true)
+    }
+
+    /// Appends a key, taking the value of one field from `element` if given. If there is an array at the end
+    /// of one other path, returns that field's position and the array instead; `None` if there are more.
+    fn simple_key<'d>(
+        &self,
+        doc: &impl Lookup<'d>,
+        element: Option<(usize, Value<'d>)>,
+        out: &mut KeyBuf,
+    ) -> Option<Option<(usize, RawDoc<'d>)>> {
+        let (start, mut missing, mut array) = (out.bytes.len(), 0, None);
+        for (index, field) in self.fields.iter().enumerate() {
+            let value = match element {
+                Some((chosen, value)) if chosen == index => Some(value),
+                _ => match simple_value(doc, field.path.parts())? {
+                    Some(Value::Array(_)) if array.is_some() || field.direction == Direction::Hashed => {
+                        return None;
+                    }
+                    Some(Value::Array(found)) => {
+                        array = Some((index, found));
+                        continue;
+                    }
+                    value => value,
+                },
+            };
+            missing += usize::from(value.is_none());
+            field.encode(value.unwrap_or(Value::Null), self.collation(), &mut out.bytes);
+        }
+        if array.is_none() && (!self.sparse || missing < self.fields.len()) {
+            out.spans.push((start, out.bytes.len()));
+        }
+        Some(array)
     }
 
     /// Continues all open slots in `doc` up to the first array, then in each of its elements.
@@ -300,6 +361,16 @@ impl KeyPattern {
         }
         out.spans.push((start, out.bytes.len()));
     }
+}
+
+/// The value at the end of a path that leads through documents only; `None` if an array lies before its end.
+fn simple_value<'d>(doc: &impl Lookup<'d>, parts: &[Part]) -> Option<Option<Value<'d>>> {
+    let (first, rest) = parts.split_first()?;
+    rest.iter().try_fold(doc.field(first.name()), |value, part| match value {
+        Some(Value::Document(nested)) => Some(nested.get(part.name())),
+        Some(Value::Array(_)) => None,
+        _ => Some(None),
+    })
 }
 
 /// Follows a path from the part after `behind` on: to its end, or to an array on the way (returned with the number of parts

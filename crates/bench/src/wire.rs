@@ -1,0 +1,105 @@
+//! The server over a socket against a bare TCP echo on the same runtime: what the protocol and the engine add.
+
+use crate::message::message;
+use crate::report::{Report, Target};
+use anyhow::{Result, ensure};
+use rockdove_documents::{Doc, DocBuilder, doc};
+use std::net::SocketAddr;
+use std::time::Instant;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Exchanges before the measurement.
+const WARM_UP: usize = 2000;
+
+/// Measures `ping` and `insert` on the server at `address` against an echo of frames of the same sizes.
+pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Report> {
+    let echo = start_echo().await?;
+    let ping = frame(&doc! { "ping": 1, "$db": "admin" });
+    let insert = |n: u64| {
+        let mut command = DocBuilder::new();
+        command.append("insert", "msg").append_docs("documents", &[message(n)]).append("$db", "bench");
+        frame(&command.finish())
+    };
+    let mut report = Report::default();
+    for (name, limit, make) in
+        [("ping", 2.5, &(|_| ping.clone()) as &dyn Fn(u64) -> Vec<u8>), ("insert", 4.0, &insert)]
+    {
+        let mut ratios = Vec::new();
+        for round in 0..3u64 {
+            let offset = round * 1_000_000;
+            let bare = median(echo, exchanges, |n| make(n + offset)).await?;
+            let ours = median(address, exchanges, |n| make(n + offset)).await?;
+            ratios.push(ours / bare);
+        }
+        ratios.sort_by(f64::total_cmp);
+        report.add(
+            format!("wire: p50 of {name} / TCP echo of the same size"),
+            ratios[1],
+            "x",
+            Target::AtMost(limit),
+        );
+    }
+    Ok(report)
+}
+
+/// An `OP_MSG` frame with one document.
+fn frame(command: &Doc) -> Vec<u8> {
+    let length = 16 + 4 + 1 + command.bytes().len();
+    let mut out = Vec::with_capacity(length);
+    for word in [length as u32, 1, 0, 2013, 0] {
+        out.extend_from_slice(&word.to_le_bytes());
+    }
+    out.push(0);
+    out.extend_from_slice(command.bytes());
+    out
+}
+
+/// Median seconds of one exchange.
+async fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let mut times = Vec::with_capacity(exchanges);
+    let mut reply = Vec::new();
+    for n in 0..WARM_UP + exchanges {
+        let request = make(n as u64);
+        let started = Instant::now();
+        stream.write_all(&request).await?;
+        read_frame(&mut stream, &mut reply).await?;
+        if n >= WARM_UP {
+            times.push(started.elapsed().as_secs_f64());
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+async fn read_frame(stream: &mut TcpStream, reply: &mut Vec<u8>) -> Result<()> {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).await?;
+    let length = u32::from_le_bytes(head) as usize;
+    ensure!((16..48_000_000).contains(&length), "a frame of {length} bytes");
+    reply.resize(length - 4, 0);
+    stream.read_exact(reply).await?;
+    Ok(())
+}
+
+/// Sends every frame back as it came.
+async fn start_echo() -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 64 << 10];
+                let _ = stream.set_nodelay(true); // slower without, not wrong
+                while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+                    if stream.write_all(&buffer[..count]).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    Ok(address)
+}

@@ -1,0 +1,79 @@
+//! Payloads on the command line: JSON where it looks like JSON, text otherwise.
+
+use anyhow::{Context, bail};
+use bson::Bson;
+use rockdove::Message;
+use serde_json::Value;
+use std::io::Read;
+
+/// How payloads are read, for the help.
+pub const HELP: &str = "\
+Payload:
+  {...}   JSON object: the key-value payload (extended JSON keeps types: {\"$numberLong\": \"1\"})
+  [...]   JSON array: the list payload
+  other   text: `value`; a JSON string may be used to quote it
+  -       read the payload from standard input";
+
+/// Largest payload read from standard input: what a document may hold.
+const STDIN_MAX: u64 = 16 * 1024 * 1024;
+
+/// A message on `topic` with this payload.
+pub fn message(topic: &str, payload: Option<&str>) -> anyhow::Result<Message> {
+    let message = Message::new(topic);
+    match payload {
+        None => Ok(message),
+        Some("-") => apply(message, &read_stdin()?),
+        Some(text) => apply(message, text),
+    }
+}
+
+/// Puts a payload into a message. What begins like JSON must be JSON: a typing error is not sent as text.
+fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
+    if !text.trim_start().starts_with(['{', '[', '"']) {
+        return Ok(message.value(text));
+    }
+    let json: Value = serde_json::from_str(text).context("the payload begins like JSON but is not")?;
+    if let Value::String(text) = json {
+        return Ok(message.value(text));
+    }
+    match Bson::try_from(json).context("the payload is no valid extended JSON")? {
+        Bson::Document(map) => Ok(message.map_value(map)),
+        Bson::Array(list) => Ok(message.additional(list)),
+        other => bail!("the payload is a single {other}; wrap it in an object"),
+    }
+}
+
+fn read_stdin() -> anyhow::Result<String> {
+    let mut text = String::new();
+    std::io::stdin().take(STDIN_MAX + 1).read_to_string(&mut text).context("cannot read the payload")?;
+    if text.len() as u64 > STDIN_MAX {
+        bail!("the payload on standard input is larger than 16 MB");
+    }
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bson::{bson, doc};
+
+    #[test]
+    fn payloads_go_where_they_belong() {
+        let check = |text, expected: Message| assert_eq!(message("t", Some(text)).unwrap(), expected);
+        let empty = || Message::new("t");
+        check("hello", empty().value("hello"));
+        check("12", empty().value("12"));
+        check("\"quoted\"", empty().value("quoted"));
+        check("{\"a\": 1, \"b\": 5000000000}", empty().map_value(doc! {"a": 1_i32, "b": 5_000_000_000_i64}));
+        check("{\"a\": {\"$numberLong\": \"1\"}}", empty().map_value(doc! {"a": 1_i64}));
+        check(" [1, \"x\"]", empty().additional(vec![bson!(1), bson!("x")]));
+        assert_eq!(message("t", None).unwrap(), empty());
+    }
+
+    #[test]
+    fn broken_json_is_refused() {
+        for text in ["{\"a\": ", "[1", "\"open", "{\"$oid\": \"68e7780000a1b2c3d4000001\"}"] {
+            assert!(message("t", Some(text)).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `rockdove pub`: send messages.
+
+use crate::connection::{Connection, Sending};
+use crate::exit::{self, Exit};
+use crate::payload;
+use clap::Parser;
+use rockdove::{Bus, Message};
+use std::io::{self, Write};
+
+const EXAMPLES: &str = "\
+Examples:
+  rockdove pub orders.created '{\"order\": 4711, \"total\": 12.5}'
+  rockdove pub invoice.wanted 4711 --exclusive --ttl 5m
+  rockdove pub cache.clear --to node-7
+  date | rockdove pub clock -";
+
+/// Send a message, and print its id
+#[derive(Parser, Debug)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::HELP))]
+pub struct Args {
+    /// Topic of the message
+    topic: String,
+    /// Payload: JSON or text; `-` reads standard input
+    payload: Option<String>,
+    #[command(flatten)]
+    sending: Sending,
+    /// Send this many messages
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    count: u32,
+    /// Print the id as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Runs the command.
+pub async fn run(args: Args) -> anyhow::Result<Exit> {
+    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?);
+    let bus = args.connection.bus().send_only().connect().await?;
+    let sent = tokio::select! {
+        sent = send(&bus, &message, &args) => sent.map(|()| Exit::Done),
+        ended = crate::signals::ended() => Ok(ended?),
+    };
+    bus.shutdown().await;
+    sent
+}
+
+async fn send(bus: &Bus, message: &Message, args: &Args) -> anyhow::Result<()> {
+    for _ in 0..args.count {
+        let id = bus.publish(message.clone()).await?;
+        let mut out = io::stdout().lock();
+        if args.json {
+            writeln!(out, "{}", serde_json::json!({ "id": id.to_string() }))?;
+        } else {
+            writeln!(out, "{id}")?;
+        }
+        out.flush()?;
+    }
+    Ok(())
+}

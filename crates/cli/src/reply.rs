@@ -1,0 +1,137 @@
+//! `rockdove reply`: answer requests with a text, or with what a command prints.
+
+use crate::connection::{Connection, duration};
+use crate::exit::{self, Exit};
+use crate::{output, signals, sub};
+use anyhow::Context;
+use bson::Bson;
+use clap::Parser;
+use rockdove::{Bus, Incomer, Message, Reject};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::time::Instant;
+
+const EXAMPLES: &str = "\
+Examples:
+  rockdove reply ping --text pong
+  rockdove reply stock.wanted --exec ./stock.sh
+  rockdove reply echo --exec cat
+  rockdove reply invoice.wanted --text ok --count 1 --timeout 1m
+
+The command gets the payload on standard input (JSON for key-value and list payloads) and the request's topic,
+sender and id in ROCKDOVE_TOPIC, ROCKDOVE_SENDER and ROCKDOVE_ID. What it prints is the answer's `value`. If it
+fails, the request is rejected and its sender told so. Requests are answered one after the other and printed.";
+
+/// Answer requests
+#[derive(Parser, Debug)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+pub struct Args {
+    /// Topic of the requests
+    topic: String,
+    /// The answer's `value`
+    #[arg(long, value_name = "TEXT", required_unless_present = "exec", conflicts_with = "exec")]
+    text: Option<String>,
+    /// The command that prints the answer, and its arguments; takes the rest of the line
+    #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
+    exec: Vec<String>,
+    /// End after this many requests
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// End when this time is over; with --count that is a failure
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<Duration>,
+    /// Print each request as one line of extended JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Runs the command.
+pub async fn run(args: Args) -> anyhow::Result<Exit> {
+    let bus = args.connection.bus().sequential().connect().await?;
+    let result = serve(&bus, &args).await;
+    bus.shutdown().await;
+    result
+}
+
+async fn serve(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
+    let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
+    let mut requests = bus.listen(args.topic.clone(), 1).await?;
+    let mut ended = std::pin::pin!(signals::ended());
+    let mut left = args.count;
+    while left != Some(0) {
+        tokio::select! {
+            request = requests.next() => {
+                let Some(request) = request else { return Ok(Exit::Done) };
+                tokio::select! {
+                    done = answer(request, args) => done?,
+                    exit = &mut ended => return Ok(exit?),
+                }
+                left = left.map(|left| left - 1);
+            }
+            () = sub::until(deadline) => return Ok(if left.is_some() { Exit::TimedOut } else { Exit::Done }),
+            exit = &mut ended => return Ok(exit?),
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn answer(request: Incomer, args: &Args) -> anyhow::Result<()> {
+    output::print(&request, args.json)?;
+    let text = match &args.text {
+        Some(text) => Ok(text.clone()),
+        None => execute(&args.exec, &request).await,
+    };
+    match text {
+        Ok(text) => {
+            let answer = request.derive_answer().value(text);
+            request.answer(answer);
+        }
+        Err(error) => {
+            eprintln!("rockdove: {error:#}");
+            request.reject(Reject::new(error.to_string()).continue_processing().send_answer());
+        }
+    }
+    Ok(())
+}
+
+/// Runs the command on one request; what it prints, without the last line break.
+async fn execute(command: &[String], request: &Message) -> anyhow::Result<String> {
+    let (program, arguments) = command.split_first().context("--exec needs a command")?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env("ROCKDOVE_TOPIC", &request.topic)
+        .env("ROCKDOVE_SENDER", &request.sender)
+        .env("ROCKDOVE_ID", request.id.as_ref().map(ToString::to_string).unwrap_or_default())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("cannot run `{program}`"))?;
+    let mut stdin = child.stdin.take().context("the command has no standard input")?;
+    let input = payload_text(request);
+    let feed = async move {
+        // A command that does not read its input is no failure; its exit status tells.
+        let _ = stdin.write_all(input.as_bytes()).await;
+    };
+    let (output, ()) = tokio::join!(child.wait_with_output(), feed);
+    let output = output.with_context(|| format!("cannot run `{program}`"))?;
+    anyhow::ensure!(output.status.success(), "`{program}` failed: {}", output.status);
+    let text = String::from_utf8(output.stdout).with_context(|| format!("`{program}` did not print text"))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// The payload as a command reads it.
+fn payload_text(request: &Message) -> String {
+    let json = |value: Bson| value.into_relaxed_extjson().to_string();
+    if let Some(map) = &request.map_value {
+        json(Bson::Document(map.clone()))
+    } else if let Some(list) = &request.additional {
+        json(Bson::Array(list.clone()))
+    } else {
+        request.value.clone().or_else(|| request.msg.clone()).unwrap_or_default()
+    }
+}

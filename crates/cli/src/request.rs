@@ -1,0 +1,62 @@
+//! `rockdove request`: ask, and print the answers.
+
+use crate::connection::{Connection, Sending, duration};
+use crate::exit::{self, Exit};
+use crate::{output, payload, signals};
+use clap::Parser;
+use rockdove::Bus;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  rockdove request stock.wanted '{\"article\": 12}'
+  rockdove request morphium.status_info --count 0 --timeout 2s --json
+  rockdove request invoice.wanted 4711 --exclusive --timeout 1m";
+
+/// Send a request, and print the answers
+#[derive(Parser, Debug)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::HELP))]
+pub struct Args {
+    /// Topic of the request
+    topic: String,
+    /// Payload: JSON or text; `-` reads standard input
+    payload: Option<String>,
+    #[command(flatten)]
+    sending: Sending,
+    /// End after this many answers; 0 = all that come within the time
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    count: usize,
+    /// Wait this long for answers
+    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = duration)]
+    timeout: Duration,
+    /// Print each answer as one line of extended JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Runs the command.
+pub async fn run(args: Args) -> anyhow::Result<Exit> {
+    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?);
+    let bus = args.connection.bus().connect().await?;
+    let result = tokio::select! {
+        result = ask(&bus, message, &args) => result,
+        exit = signals::ended() => exit.map_err(Into::into),
+    };
+    bus.shutdown().await;
+    result
+}
+
+async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Result<Exit> {
+    // With standing streams the answer is heard at once rather than polled.
+    bus.ready().await;
+    let mut answers = bus.request_stream(message, args.timeout).await?;
+    let mut count = 0;
+    while args.count == 0 || count < args.count {
+        let Some(answer) = answers.next().await else { break };
+        output::print(&answer?, args.json)?;
+        count += 1;
+    }
+    Ok(if count < args.count.max(1) { Exit::TimedOut } else { Exit::Done })
+}

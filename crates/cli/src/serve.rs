@@ -1,0 +1,207 @@
+//! `rockdove serve`: start the bus and run it until it is told to stop.
+
+use clap::{Args, ValueEnum};
+use rockdove_server::SyncPolicy;
+use rockdove_server::{Config, Personality, Server, Storage};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+const EXAMPLES: &str = "\
+Examples:
+  rockdove serve                                    on 127.0.0.1:27017, stored in ./rockdove-data
+  rockdove serve --memory                           nothing is kept when it stops
+  rockdove serve --listen 0.0.0.0:27017 --advertise bus1.example.com:27017
+  rockdove serve --data-dir /var/lib/rockdove --sync always
+
+Exit codes: 0 stopped cleanly, 1 could not start or did not stop cleanly, 2 wrong arguments.";
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Serve {
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:27017", env = "ROCKDOVE_LISTEN")]
+    listen: SocketAddr,
+    /// Name and port that clients use to reach this server, if not the address it listens on
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Folder to store in
+    #[arg(long, value_name = "DIR", default_value = "rockdove-data", env = "ROCKDOVE_DATA_DIR")]
+    data_dir: PathBuf,
+    /// Keep everything in memory: no disk, nothing left after the stop
+    #[arg(long, conflicts_with = "data_dir")]
+    memory: bool,
+    /// When writes go to disk without being asked (a client that asks with j:true always waits for the disk)
+    #[arg(long, value_enum, default_value_t = Sync::Interval)]
+    sync: Sync,
+    /// With --sync interval: how long a write may wait for the disk, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 20)]
+    sync_interval: u64,
+    /// Name of the replica set that it presents itself as
+    #[arg(long, value_name = "NAME", default_value = "rs0")]
+    set_name: String,
+    /// Whom it presents itself as to Morphium
+    #[arg(long, value_enum, default_value_t = As::Mongodb)]
+    personality: As,
+    /// Stored bytes that count as full, in MiB (default: half of the machine's memory)
+    #[arg(long, value_name = "MIB")]
+    memory_limit: Option<u64>,
+    /// Warn from this percentage of the memory limit on
+    #[arg(long, value_name = "PERCENT", default_value_t = 75)]
+    memory_warn: u64,
+    /// Refuse new documents from this percentage of the memory limit on
+    #[arg(long, value_name = "PERCENT", default_value_t = 90)]
+    memory_refuse: u64,
+    /// Change history that streams can resume from, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    history: usize,
+    /// Let clients set fail points (for driver tests only: any client can then break the service)
+    #[arg(long)]
+    test_commands: bool,
+    /// What to log: error, warn, info, debug, trace, or a filter like rockdove_mongo=debug
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "ROCKDOVE_LOG")]
+    log: String,
+}
+
+/// `--sync`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Sync {
+    /// Only when a client asks for it
+    Never,
+    /// After at most --sync-interval milliseconds
+    Interval,
+    /// After every batch of writes
+    Always,
+}
+
+/// `--personality`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum As {
+    /// A MongoDB server
+    Mongodb,
+    /// PoppyDB: Morphium registers its queues and takes lock_released events
+    Poppydb,
+}
+
+impl Serve {
+    /// Runs the server until SIGINT, SIGTERM or a client's `shutdown`.
+    pub fn run(self) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return fail(&format!("cannot start the runtime: {error}")),
+        };
+        if let Err(error) = self.start_log() {
+            return fail(&format!("--log {}: {error}", self.log));
+        }
+        runtime.block_on(self.serve())
+    }
+
+    fn start_log(&self) -> Result<(), tracing_subscriber::filter::ParseError> {
+        let filter = EnvFilter::builder().parse(&self.log)?;
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
+        Ok(())
+    }
+
+    async fn serve(self) -> ExitCode {
+        let config = self.config();
+        let storage = config.storage.clone();
+        let server = match Server::start(config).await {
+            Ok(server) => server,
+            Err(error) => return fail(&error.to_string()),
+        };
+        greet(&server, &storage);
+        let reason = wait(&server).await;
+        eprintln!("rockdove: stopping ({reason})");
+        match server.stop().await {
+            Ok(()) => {
+                eprintln!("rockdove: stopped, the log is closed");
+                ExitCode::SUCCESS
+            }
+            Err(reason) => fail(&format!("did not stop cleanly: {reason}")),
+        }
+    }
+
+    fn config(&self) -> Config {
+        Config {
+            listen: self.listen,
+            advertise: self.advertise.clone(),
+            storage: if self.memory { Storage::Memory } else { Storage::Folder(self.data_dir.clone()) },
+            sync: match self.sync {
+                Sync::Never => SyncPolicy::Never,
+                Sync::Interval => SyncPolicy::Interval(Duration::from_millis(self.sync_interval)),
+                Sync::Always => SyncPolicy::EachBatch,
+            },
+            set_name: self.set_name.clone(),
+            personality: match self.personality {
+                As::Mongodb => Personality::Mongodb,
+                As::Poppydb => Personality::Poppydb,
+            },
+            test_commands: self.test_commands,
+            memory_limit_bytes: self.memory_limit.map(|mib| mib << 20),
+            memory_warn_percent: self.memory_warn,
+            memory_refuse_percent: self.memory_refuse,
+            history_bytes: self.history << 20,
+            arguments: std::env::args().collect(),
+            ..Config::default()
+        }
+    }
+}
+
+/// Says where it listens, where it stores and how to try it.
+fn greet(server: &Server, storage: &Storage) {
+    let uri = server.uri();
+    println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
+    match storage {
+        Storage::Folder(dir) => println!("  stores in  {}{}", dir.display(), recovered(server)),
+        Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
+    }
+    println!("  connect    {uri}");
+    println!(
+        "  acks       one node: \"replicated\" (w: majority) means written here; j: true waits for the disk"
+    );
+    println!("  try it     rockdove sub orders.created --uri '{uri}'");
+    println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
+}
+
+/// What recovery found, in words.
+fn recovered(server: &Server) -> String {
+    let report = server.recovery();
+    let Some(journal) = report.journal else { return String::new() };
+    let took = report.took.as_millis();
+    match (&journal.cut, journal.created) {
+        (_, true) => " (new)".into(),
+        (None, _) => {
+            format!(" (log entries up to {}, {} replayed, {took} ms)", journal.last_index, report.batches)
+        }
+        (Some(cut), _) => {
+            format!(" (log entries up to {}; an unfinished tail was cut: {cut:?})", journal.last_index)
+        }
+    }
+}
+
+/// Waits for a reason to stop.
+async fn wait(server: &Server) -> &'static str {
+    let (mut interrupt, mut terminate) =
+        match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+            (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
+            _ => return "signals cannot be received",
+        };
+    tokio::select! {
+        _ = interrupt.recv() => "interrupt",
+        _ = terminate.recv() => "terminate",
+        _ = server.shutdown_asked() => "a client sent shutdown",
+    }
+}
+
+fn fail(message: &str) -> ExitCode {
+    eprintln!("rockdove: {message}");
+    ExitCode::FAILURE
+}

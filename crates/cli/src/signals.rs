@@ -1,0 +1,20 @@
+//! Waiting for the user, or the system, to end the command.
+
+use crate::exit::Exit;
+
+/// Returns when the command is interrupted or terminated.
+#[cfg(unix)]
+pub async fn ended() -> std::io::Result<Exit> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted.map(|()| Exit::Signal(2)),
+        _ = terminate.recv() => Ok(Exit::Signal(15)),
+    }
+}
+
+/// Returns when the command is interrupted.
+#[cfg(not(unix))]
+pub async fn ended() -> std::io::Result<Exit> {
+    tokio::signal::ctrl_c().await.map(|()| Exit::Signal(2))
+}

@@ -1,0 +1,208 @@
+//! What the messaging library needs of a database, and nothing more.
+//!
+//! An implementation checks documents from outside before it decodes them, bounds every call in time, and sorts
+//! its errors into [`BackendErrorKind`]: the library retries what is transient and nothing else.
+
+use bson::{Bson, Document};
+use futures_util::future::BoxFuture;
+use rockdove_messages::MessageId;
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+pub use rockdove_messages::IndexDefinition;
+
+/// The result of a back end call.
+pub type BackendResult<T> = Result<T, BackendError>;
+
+/// How a failed call is to be handled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum BackendErrorKind {
+    /// The network, an election, a step-down: the same call may succeed later, and may have taken effect.
+    Transient,
+    /// A document with this `_id` exists.
+    DuplicateKey,
+    /// The position a stream was to resume from is no longer there: start anew and catch up.
+    HistoryLost,
+    /// The document is larger than the server takes.
+    TooLarge,
+    /// An index with that key or name exists in another form.
+    IndexConflict,
+    /// The answer holds a document that is not valid, or nests too deep.
+    Malformed,
+    /// Anything else: refused, unsupported, misconfigured.
+    Other,
+}
+
+/// A failed back end call.
+#[derive(Debug)]
+pub struct BackendError {
+    kind: BackendErrorKind,
+    message: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl BackendError {
+    /// An error without a deeper cause.
+    pub fn new(kind: BackendErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// An error with its cause.
+    pub fn with_source(kind: BackendErrorKind, source: impl Error + Send + Sync + 'static) -> Self {
+        Self { kind, message: source.to_string(), source: Some(Box::new(source)) }
+    }
+
+    /// How to handle it.
+    pub fn kind(&self) -> BackendErrorKind {
+        self.kind
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        self.kind == BackendErrorKind::Transient
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for BackendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().and_then(Error::source)
+    }
+}
+
+/// When an insert counts as done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Durability {
+    /// A majority of the replica set has it (write concern `majority`, no journal asked).
+    Majority,
+    /// Whatever the server does by default: no write concern is sent.
+    ServerDefault,
+}
+
+/// One document of a bulk insert that was not inserted.
+#[derive(Debug)]
+pub struct InsertFailure {
+    /// Its place in the list.
+    pub index: usize,
+    /// Why.
+    pub error: BackendError,
+}
+
+/// What to look for, always on the primary.
+#[derive(Clone, Debug, Default)]
+pub struct Find {
+    /// The filter.
+    pub filter: Document,
+    /// The order; `None` = any.
+    pub sort: Option<Document>,
+    /// The fields; `None` = all.
+    pub projection: Option<Document>,
+    /// The most documents; 0 = all.
+    pub limit: usize,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Updated {
+    /// Documents that matched the filter.
+    pub matched: u64,
+    /// Documents that changed.
+    pub modified: u64,
+}
+
+/// A change stream to open.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    /// The stages after `$changeStream`.
+    pub pipeline: Vec<Document>,
+    /// Where to resume; `None` = from now.
+    pub resume_after: Option<Bson>,
+    /// How long the server may hold a reply back while there are no events.
+    pub max_await: Duration,
+}
+
+/// What happened to a document.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It is new.
+    Insert,
+    /// It was updated.
+    Update,
+    /// It was deleted.
+    Delete,
+    /// A lock was released; which one is unknown. Only some servers push this.
+    LockReleased,
+    /// Anything else.
+    Other,
+}
+
+/// One event of a change stream.
+#[derive(Clone, Debug)]
+pub struct ChangeEvent {
+    /// What happened.
+    pub change: Change,
+    /// To which document.
+    pub id: Option<MessageId>,
+    /// The new document, for inserts; `None` when it is not valid.
+    pub document: Option<Document>,
+}
+
+/// An open change stream.
+pub trait Feed: Send {
+    /// The next event; `None` after an empty reply (nothing happened within `max_await`). An error ends the
+    /// stream: it is to be opened anew.
+    fn next(&mut self) -> BoxFuture<'_, BackendResult<Option<ChangeEvent>>>;
+
+    /// Where to resume after what was returned so far.
+    fn resume_token(&self) -> Option<Bson>;
+}
+
+/// A database that can carry a message queue.
+pub trait Backend: Send + Sync + 'static {
+    /// Inserts documents, independently of each other; the failures, by place. An error means that none may be
+    /// assumed inserted.
+    fn insert<'a>(
+        &'a self,
+        collection: &'a str,
+        documents: Vec<Document>,
+        durability: Durability,
+    ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>>;
+
+    /// Reads documents.
+    fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>>;
+
+    /// Counts documents.
+    fn count<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>>;
+
+    /// Updates one document.
+    fn update_one<'a>(
+        &'a self,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+        upsert: bool,
+    ) -> BoxFuture<'a, BackendResult<Updated>>;
+
+    /// Deletes every matching document; how many.
+    fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>>;
+
+    /// Creates one index unless it is there.
+    fn create_index<'a>(
+        &'a self,
+        collection: &'a str,
+        index: &'a IndexDefinition,
+    ) -> BoxFuture<'a, BackendResult<()>>;
+
+    /// Opens a change stream; when this returns, events from now on will be delivered.
+    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
+
+    /// What there is to say about the connection, for status answers. No secrets.
+    fn describe(&self) -> Document;
+}

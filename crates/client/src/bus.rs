@@ -1,0 +1,369 @@
+//! The bus: one messaging node, and the handle an application holds.
+
+use crate::backend::Backend;
+use crate::driver::DriverBackend;
+use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
+use crate::lane::Lane;
+use crate::listen::{Delivery, HandlerError, Reply, SubscribeOptions, Subscription};
+use crate::node::Node;
+use crate::participants;
+use crate::phase::Phase;
+use crate::status;
+use rockdove_messages::status::Report;
+use rockdove_messages::{Layout, Message, MessageId, Names, Participant, SELF, Settings, filter};
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a shutdown waits for interrupted listeners to give their messages back.
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
+/// The name by which the connections are known to the server.
+const APP_NAME: &str = "rockdove";
+
+/// A messaging node. Clones are handles to the same node; it runs until [`shutdown`](Self::shutdown).
+///
+/// ```no_run
+/// use rockdove::{Bus, HandlerError, Message};
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let bus = Bus::connect("mongodb://localhost/shop").await?;
+/// bus.subscribe("orders.created", |order| async move {
+///     println!("{:?} from {}", order.value, order.sender);
+///     Ok(())
+/// })
+/// .await?;
+/// bus.publish(Message::new("orders.created").value("4711")).await?;
+/// bus.shutdown().await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Bus {
+    node: Arc<Node>,
+}
+
+impl Bus {
+    /// Opens the default queue on a MongoDB-compatible server. The database is the one in the address, else
+    /// [`DEFAULT_DATABASE`](crate::DEFAULT_DATABASE).
+    pub async fn connect(uri: &str) -> Result<Self, ConnectError> {
+        Self::builder(uri).connect().await
+    }
+
+    /// Prepares a bus on a MongoDB-compatible server.
+    pub fn builder(uri: impl Into<String>) -> BusBuilder {
+        BusBuilder::new(Target::Uri(uri.into()))
+    }
+
+    /// Prepares a bus on a back end of the application's choice.
+    pub fn with_backend(backend: Arc<dyn Backend>) -> BusBuilder {
+        BusBuilder::new(Target::Backend(backend))
+    }
+
+    pub(crate) fn of(node: Arc<Node>) -> Self {
+        Self { node }
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// The node's id.
+    pub fn sender_id(&self) -> &str {
+        &self.node.me
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.node.settings
+    }
+
+    /// Sends a message; returns its id when the server has it safely.
+    pub async fn publish(&self, message: Message) -> Result<MessageId, SendError> {
+        self.node.send(message).await
+    }
+
+    /// Sends many messages, in bulks of a thousand. Those that could not be sent are named in the error; the others
+    /// were sent.
+    pub async fn send_many(&self, messages: Vec<Message>) -> Result<Vec<MessageId>, SendManyError> {
+        self.node.send_many(messages).await
+    }
+
+    /// Sends a message to this node itself, by way of the queue. Its answer comes back here.
+    pub async fn publish_to_self(&self, mut message: Message) -> Result<MessageId, SendError> {
+        message.sender = SELF.to_owned();
+        message.recipients = vec![self.node.me.clone()];
+        self.node.send(message).await
+    }
+
+    /// Sends an answer to a request received earlier.
+    pub async fn send_answer(&self, request: &Message, answer: Message) -> Result<MessageId, SendError> {
+        self.node.send_answer(request, answer).await
+    }
+
+    /// Sends many answers to one request.
+    pub async fn send_answers(
+        &self,
+        request: &Message,
+        answers: Vec<Message>,
+    ) -> Result<Vec<MessageId>, SendManyError> {
+        let mut prepared = Vec::with_capacity(answers.len());
+        for answer in answers {
+            let mut answer = answer.answering(request);
+            if answer.sender == SELF && !answer.recipients.contains(&self.node.me) {
+                answer.recipients.push(self.node.me.clone());
+            }
+            prepared.push(answer);
+        }
+        self.node.send_many(prepared).await
+    }
+
+    /// Calls `handler` for every message on `topic`, messages that wait already included.
+    ///
+    /// The handler returns `Ok` with nothing or an answer; an error (`?` will do) means the message was not
+    /// processed: an exclusive one is given back and tried again, a broadcast is not offered to this node again. A
+    /// [`Reject`](crate::Reject) says more. A topic may have several listeners; all are called, in order.
+    pub async fn subscribe<H, F, R>(
+        &self,
+        topic: impl Into<String>,
+        handler: H,
+    ) -> Result<Subscription, SubscribeError>
+    where
+        H: Fn(Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, HandlerError>> + Send + 'static,
+        R: Into<Reply>,
+    {
+        self.subscribe_with(topic, SubscribeOptions::new(), handler).await
+    }
+
+    /// Like [`subscribe`](Self::subscribe), with options.
+    pub async fn subscribe_with<H, F, R>(
+        &self,
+        topic: impl Into<String>,
+        options: SubscribeOptions,
+        handler: H,
+    ) -> Result<Subscription, SubscribeError>
+    where
+        H: Fn(Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<R, HandlerError>> + Send + 'static,
+        R: Into<Reply>,
+    {
+        let topic = topic.into();
+        if topic.is_empty() {
+            return Err(SubscribeError::MissingTopic);
+        }
+        if self.node.send_only {
+            return Err(SubscribeError::SendOnly);
+        }
+        if !self.node.life.is_running() {
+            return Err(SubscribeError::ShuttingDown);
+        }
+        let id = self.node.listeners.add(topic.clone(), options, handler);
+        self.urge_polls();
+        Ok(Subscription { id, topic, node: self.node.clone() })
+    }
+
+    /// Stops delivering messages on `topic` to this node until [`resume`](Self::resume). They stay pending; callers
+    /// that wait for answers are not affected. False when it was paused already.
+    pub fn pause(&self, topic: impl Into<String>) -> bool {
+        let mut paused = self.node.paused.lock();
+        let mut fresh = false;
+        paused.entry(topic.into()).or_insert_with(|| {
+            fresh = true;
+            Instant::now()
+        });
+        fresh
+    }
+
+    /// Delivers messages on `topic` again, beginning with those that waited. How long it was paused; `None` if it was
+    /// not.
+    pub fn resume(&self, topic: &str) -> Option<Duration> {
+        let since = self.node.paused.lock().remove(topic)?;
+        self.urge_polls();
+        Some(since.elapsed())
+    }
+
+    /// The paused topics.
+    pub fn paused(&self) -> Vec<String> {
+        self.node.paused.lock().keys().cloned().collect()
+    }
+
+    /// Returns once every message of the topics subscribed so far is heard at once: all streams stand. Without
+    /// streams, once the first poll is done.
+    pub async fn ready(&self) {
+        for lane in self.lanes() {
+            lane.ready().await;
+        }
+    }
+
+    /// Polls now, rather than when it is due.
+    pub fn poll_now(&self) {
+        self.urge_polls();
+    }
+
+    /// Messages of others that nobody has marked.
+    pub async fn pending(&self) -> Result<u64, ReadError> {
+        let collection = self.node.names.base();
+        Ok(self.node.backend.count(&collection, filter::pending(&self.node.me)).await?)
+    }
+
+    /// Deletes a message, whoever it is for. False when it was gone.
+    pub async fn remove(&self, message: &Message) -> Result<bool, ReadError> {
+        let Some(id) = &message.id else { return Ok(false) };
+        let mut deleted = 0;
+        for target in self.node.targets(message).unwrap_or_default() {
+            deleted += self.node.backend.delete(&target, filter::by_id(id)).await?;
+        }
+        Ok(deleted > 0)
+    }
+
+    /// The nodes announced on this queue.
+    pub async fn participants(&self) -> Result<Vec<Participant>, ReadError> {
+        Ok(participants::list(&self.node).await?)
+    }
+
+    /// What this node is and does: listeners, queue depths, settings.
+    pub fn status(&self) -> Report {
+        status::report(&self.node)
+    }
+
+    /// Stops the node: takes no new messages, lets running listeners end (interrupting them after
+    /// [`Settings::shutdown_grace`], whereupon their exclusive messages are given back), closes the streams, wakes
+    /// every caller that waits, and withdraws the announcement. Safe to call twice.
+    ///
+    /// While listeners end they may still send and receive answers.
+    pub async fn shutdown(&self) {
+        let node = &self.node;
+        if !node.life.advance(Phase::Draining) {
+            return node.life.reached(Phase::Stopped).await;
+        }
+        let lanes = self.lanes();
+        let drain = || futures_util::future::join_all(lanes.iter().map(|lane| lane.drain()));
+        if tokio::time::timeout(node.settings.shutdown_grace, drain()).await.is_err() {
+            tracing::warn!(node.me, "listeners are still running; interrupting them");
+            node.life.advance(Phase::Interrupting);
+            if tokio::time::timeout(INTERRUPT_LIMIT, drain()).await.is_err() {
+                tracing::error!(node.me, "messages in progress were not given back in time");
+            }
+        }
+        node.life.advance(Phase::Interrupting);
+        node.abort_loops();
+        node.waiters.close();
+        if !node.send_only {
+            participants::withdraw(node).await;
+        }
+        node.listeners.clear();
+        node.lanes.write().clear();
+        node.life.advance(Phase::Stopped);
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.node.lanes.read().clone()
+    }
+
+    fn urge_polls(&self) {
+        for lane in self.lanes() {
+            lane.urge_poll();
+        }
+    }
+}
+
+impl fmt::Debug for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bus").field("sender_id", &self.node.me).finish_non_exhaustive()
+    }
+}
+
+enum Target {
+    Uri(String),
+    Backend(Arc<dyn Backend>),
+}
+
+/// A bus in the making.
+pub struct BusBuilder {
+    target: Target,
+    database: Option<String>,
+    settings: Settings,
+    send_only: bool,
+}
+
+impl BusBuilder {
+    fn new(target: Target) -> Self {
+        Self { target, database: None, settings: Settings::default(), send_only: false }
+    }
+
+    /// The queue; the default is `msg`.
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.settings.queue = queue.into();
+        self
+    }
+
+    /// The node's id; the default is a random UUID. With the same id after a restart the node goes on where it
+    /// stopped. No two running nodes of a queue may share one.
+    pub fn sender_id(mut self, id: impl Into<String>) -> Self {
+        self.settings.sender_id = Some(id.into());
+        self
+    }
+
+    /// The database, instead of the one in the address.
+    pub fn database(mut self, database: impl Into<String>) -> Self {
+        self.database = Some(database.into());
+        self
+    }
+
+    /// All settings at once; queue and sender id included.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// One listener call at a time, in order of priority and age.
+    pub fn sequential(mut self) -> Self {
+        self.settings.multithreaded = false;
+        self
+    }
+
+    /// Polls instead of following change streams.
+    pub fn polling(mut self) -> Self {
+        self.settings.use_change_stream = false;
+        self
+    }
+
+    /// A bus that only sends: it opens no stream, polls nothing, and does not announce itself.
+    pub fn send_only(mut self) -> Self {
+        self.send_only = true;
+        self
+    }
+
+    /// Opens the bus. A server that cannot be reached is an error after half a minute.
+    pub async fn connect(self) -> Result<Bus, ConnectError> {
+        let settings = self.settings;
+        settings.validate()?;
+        if settings.layout != Layout::Standard {
+            return Err(ConnectError::UnsupportedLayout(settings.layout.implementation()));
+        }
+        let names = Names::new(settings.layout, &settings.queue)?;
+        let me = settings.sender_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let backend: Arc<dyn Backend> = match self.target {
+            Target::Backend(backend) => backend,
+            Target::Uri(uri) => {
+                let backend = DriverBackend::connect(&uri, self.database.as_deref(), APP_NAME).await;
+                Arc::new(backend.map_err(ConnectError::Address)?)
+            }
+        };
+        let node = Arc::new(Node::new(backend, settings, names, me, self.send_only));
+        if !node.send_only {
+            start(&node).await?;
+        }
+        Ok(Bus { node })
+    }
+}
+
+async fn start(node: &Arc<Node>) -> Result<(), ConnectError> {
+    participants::join(node).await?;
+    if node.settings.status_info {
+        status::register(node);
+    }
+    let lane = Arc::new(Lane::shared(node.clone()));
+    node.lanes.write().push(lane.clone());
+    lane.start().await;
+    Ok(())
+}

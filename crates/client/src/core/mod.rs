@@ -1,0 +1,350 @@
+//! The decisions of one lane, without I/O and without a clock: callers pass `now`.
+//!
+//! A lane is one collection of messages. Its life of a message:
+//!
+//! ```text
+//!   stream event ─┐                        ┌─► done (broadcasts: remembered)
+//!                 ├─► queued ─► in progress┤
+//!   poll result ──┘                        └─► waiting ─(due, released, requeued)─► found by a poll again
+//! ```
+//!
+//! Invariants
+//! * A message is in at most one of queued, in progress, waiting: event against poll, event against event, resume
+//!   overlap and parallel polls never process one message twice at a time.
+//! * At most two windows are queued; what does not fit is dropped here and found by a poll later.
+//! * At most `workers` elements are in progress through [`LaneCore::next`]; awaited answers do not count, so a full
+//!   worker pool never delays a caller that waits for an answer.
+//! * Every list a poll sends to the server is bounded.
+
+mod judge;
+mod memory;
+mod polls;
+mod waiting;
+
+pub(crate) use judge::{Drop, Verdict, View, judge};
+pub(crate) use polls::Timing;
+
+use memory::{Recent, Seen};
+use polls::Polls;
+use rockdove_messages::{Message, MessageId};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+use waiting::{Reason, Waiting};
+
+/// How long a broadcast is remembered, so that this instance never sees it twice.
+const BROADCAST_MEMORY: Duration = Duration::from_secs(30 * 60);
+/// Most broadcasts remembered; about 60 bytes each.
+const BROADCASTS_MAX: usize = 100_000;
+/// Stream events remembered against duplicates after a resume.
+const SEEN_MAX: usize = 1000;
+/// Most messages that wait for their next try; each is an id in every poll.
+const WAITING_MAX: usize = 1000;
+/// First pause of a message that failed here, doubled with each failure.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// Longest such pause.
+const RETRY_LONGEST: Duration = Duration::from_secs(60);
+/// First pause after a claim was lost to another node.
+const LOST_FIRST: Duration = Duration::from_secs(1);
+
+/// The limits of one lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Most elements one poll takes.
+    pub window: usize,
+    /// Most elements in progress at a time.
+    pub workers: usize,
+}
+
+/// Where an element stands in the queue: priority, then age, then id.
+type Order = (i32, i64, MessageId);
+
+/// One message to process.
+#[derive(Clone, Debug)]
+pub(crate) struct Element {
+    pub id: MessageId,
+    pub priority: i32,
+    /// Send time, ms since the epoch, by the sender's clock.
+    pub timestamp: i64,
+    /// The document, when a stream event brought it; else it is read when its turn comes.
+    pub snapshot: Option<Box<Message>>,
+}
+
+/// How the processing of an element ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// Marked, gone, or nothing of ours.
+    Done,
+    /// A broadcast this instance has had.
+    Delivered,
+    /// A broadcast whose listener failed: it has had its chance, but it carries no mark.
+    Failed,
+    /// Nobody listens to it here (any more), or it is past its life; looked at again later.
+    Unlistened,
+    /// Another node holds the claim.
+    Lost,
+    /// To be tried again here after a growing pause.
+    Retry,
+    /// To be offered again, no sooner than the fallback poll.
+    Reoffer,
+    /// Put back because its topic is paused.
+    Paused,
+    /// Unreadable.
+    Poison,
+}
+
+/// What became of an offered stream element.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Offer {
+    /// It is queued.
+    Queued,
+    /// Known already.
+    Known,
+    /// The queue is full; a poll will find it.
+    Full,
+}
+
+/// Numbers for status answers.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Depth {
+    pub queued: usize,
+    pub in_progress: usize,
+    pub running: usize,
+    pub completed: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    /// Occupies a worker.
+    running: bool,
+    /// A lock release or a requeue arrived while it was in progress.
+    woken: bool,
+}
+
+/// The state of one lane.
+pub(crate) struct LaneCore {
+    limits: Limits,
+    queue: BTreeMap<Order, Element>,
+    queued: HashMap<MessageId, Order>,
+    in_progress: HashMap<MessageId, Progress>,
+    running: usize,
+    completed: u64,
+    seen: Seen,
+    broadcasts: Recent,
+    waiting: Waiting,
+    polls: Polls,
+}
+
+impl LaneCore {
+    pub(crate) fn new(limits: Limits, timing: Timing, now: Instant) -> Self {
+        Self {
+            limits,
+            queue: BTreeMap::new(),
+            queued: HashMap::new(),
+            in_progress: HashMap::new(),
+            running: 0,
+            completed: 0,
+            seen: Seen::new(SEEN_MAX),
+            broadcasts: Recent::new(BROADCASTS_MAX, BROADCAST_MEMORY),
+            waiting: Waiting::new(WAITING_MAX),
+            polls: Polls::new(timing, now),
+        }
+    }
+
+    /// The stream is alive: it brought an event.
+    pub(crate) fn event_arrived(&mut self, now: Instant) {
+        self.polls.event_arrived(now);
+    }
+
+    /// A stream announced a message.
+    pub(crate) fn offer(&mut self, element: Element, now: Instant) -> Offer {
+        if !self.seen.insert(&element.id) || self.is_known(&element.id, now) {
+            return Offer::Known;
+        }
+        if self.queue.len() >= 2 * self.limits.window {
+            self.seen.forget(&element.id);
+            self.polls.more_waits();
+            return Offer::Full;
+        }
+        self.enqueue(element);
+        Offer::Queued
+    }
+
+    /// Takes an awaited answer past the queue. False when it is known already.
+    pub(crate) fn begin_answer(&mut self, id: &MessageId, now: Instant) -> bool {
+        if self.is_known(id, now) {
+            return false;
+        }
+        self.in_progress.insert(id.clone(), Progress::default());
+        true
+    }
+
+    /// The next element to process, if a worker is free.
+    pub(crate) fn next(&mut self) -> Option<Element> {
+        if self.running >= self.limits.workers {
+            return None;
+        }
+        let (_, element) = self.queue.pop_first()?;
+        self.queued.remove(&element.id);
+        self.in_progress.insert(element.id.clone(), Progress { running: true, woken: false });
+        self.running += 1;
+        Some(element)
+    }
+
+    /// Processing of `id` ended.
+    pub(crate) fn finish(&mut self, id: &MessageId, outcome: Outcome, now: Instant) {
+        let Some(progress) = self.in_progress.remove(id) else { return };
+        self.running -= usize::from(progress.running);
+        self.completed += 1;
+        let fallback = self.polls.fallback();
+        match outcome {
+            Outcome::Done => self.waiting.remove(id),
+            Outcome::Delivered => {
+                self.waiting.remove(id);
+                self.broadcasts.insert(id, now);
+            }
+            Outcome::Failed => {
+                self.broadcasts.insert(id, now);
+                self.waiting.park(id, Reason::Parked, now + BROADCAST_MEMORY);
+            }
+            Outcome::Poison => self.waiting.park(id, Reason::Parked, now + BROADCAST_MEMORY),
+            Outcome::Unlistened => self.waiting.park(id, Reason::Unlistened, now + fallback),
+            Outcome::Reoffer => self.waiting.back_off(id, Reason::Own, fallback, fallback * 8, now),
+            Outcome::Retry => self.waiting.back_off(id, Reason::Own, RETRY_FIRST, RETRY_LONGEST, now),
+            Outcome::Lost if progress.woken => {
+                self.waiting.remove(id);
+                self.polls.request();
+            }
+            Outcome::Lost => {
+                self.waiting.back_off(id, Reason::Lost, LOST_FIRST, fallback.max(LOST_FIRST), now);
+            }
+            Outcome::Paused => self.waiting.remove(id),
+        }
+        self.seen.forget_unless(id, matches!(outcome, Outcome::Done | Outcome::Delivered | Outcome::Failed));
+    }
+
+    /// A lock was released: on `id`, or on an unknown message. Wakes only if a claim was lost here; releases are
+    /// gathered into one poll per tick.
+    pub(crate) fn lock_released(&mut self, id: Option<&MessageId>) {
+        match id {
+            Some(id) if self.waiting.reason(id) == Some(Reason::Lost) => {
+                self.waiting.remove(id);
+                self.polls.request();
+            }
+            Some(id) => self.wake_in_progress(id),
+            None if self.waiting.remove_all(Reason::Lost) => self.polls.request(),
+            None => {}
+        }
+    }
+
+    /// Somebody cleared the marks of `id`: poll at once, unless it was our own retry or a broadcast we have had.
+    pub(crate) fn requeued(&mut self, id: Option<&MessageId>, now: Instant) {
+        let Some(id) = id else { return self.polls.urge() };
+        if self.waiting.reason(id) == Some(Reason::Own) || self.broadcasts.contains(id, now) {
+            return;
+        }
+        self.wake_in_progress(id);
+        self.waiting.remove(id);
+        self.polls.urge();
+    }
+
+    /// Asks for a poll at once: a cursor was established, a topic was added or unpaused.
+    pub(crate) fn urge_poll(&mut self) {
+        self.waiting.remove_all(Reason::Unlistened);
+        self.polls.urge();
+    }
+
+    /// How long until the next poll is due; zero = now. Without room in the queue there is nothing to poll for.
+    pub(crate) fn poll_wait(&self, now: Instant) -> Duration {
+        let has_room = self.queue.len() < self.limits.window;
+        self.polls.wait(now, has_room, self.waiting.next_due(self.polls.last()))
+    }
+
+    /// A poll starts: the ids it must not return, and how many elements it may.
+    pub(crate) fn begin_poll(&mut self, now: Instant) -> (Vec<MessageId>, usize) {
+        self.polls.begin(now);
+        self.waiting.purge(now);
+        self.broadcasts.purge(now);
+        let busy = self.queued.keys().chain(self.in_progress.keys());
+        let skip = busy.chain(self.waiting.not_due(now)).cloned().collect();
+        (skip, self.limits.window)
+    }
+
+    /// A poll came back. `announced` tells which elements a live stream should have brought.
+    pub(crate) fn end_poll(
+        &mut self,
+        found: Vec<Element>,
+        announced: impl Fn(&Element) -> bool,
+        now: Instant,
+    ) {
+        let full = found.len() >= self.limits.window;
+        let mut missed = false;
+        for element in found {
+            if self.broadcasts.contains(&element.id, now) {
+                self.waiting.park(&element.id, Reason::Parked, now + BROADCAST_MEMORY);
+            } else if !self.is_known(&element.id, now) {
+                missed |= announced(&element) && !self.waiting.is_listed(&element.id);
+                self.enqueue(element);
+            }
+        }
+        self.polls.end(full, missed);
+    }
+
+    /// A poll failed: try again on a later tick.
+    pub(crate) fn poll_failed(&mut self) {
+        self.polls.request();
+    }
+
+    /// Whether the stream looks dead: polls find what it should have announced, and it has been silent for two
+    /// fallback intervals. True once per such span.
+    pub(crate) fn is_stalled(&mut self, now: Instant) -> bool {
+        self.polls.is_stalled(now)
+    }
+
+    /// The stream was established anew.
+    pub(crate) fn stream_established(&mut self, now: Instant) {
+        self.polls.event_arrived(now);
+        self.polls.urge();
+    }
+
+    /// Whether a listener call may still be running.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_progress.is_empty()
+    }
+
+    /// Forgets what is queued: the lane takes no new work.
+    pub(crate) fn clear_queue(&mut self) {
+        self.queue.clear();
+        self.queued.clear();
+    }
+
+    pub(crate) fn depth(&self) -> Depth {
+        Depth {
+            queued: self.queue.len(),
+            in_progress: self.in_progress.len(),
+            running: self.running,
+            completed: self.completed,
+        }
+    }
+
+    fn enqueue(&mut self, element: Element) {
+        let order = (element.priority, element.timestamp, element.id.clone());
+        self.queued.insert(element.id.clone(), order.clone());
+        self.queue.insert(order, element);
+    }
+
+    fn is_known(&self, id: &MessageId, now: Instant) -> bool {
+        self.queued.contains_key(id)
+            || self.in_progress.contains_key(id)
+            || self.broadcasts.contains(id, now)
+            || self.waiting.is_waiting(id, now)
+    }
+
+    fn wake_in_progress(&mut self, id: &MessageId) {
+        if let Some(progress) = self.in_progress.get_mut(id) {
+            progress.woken = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+const TIMING: Timing =
+    Timing { pause: Duration::from_millis(250), fallback: Duration::from_secs(10), streams: true };
+
+struct Lane {
+    core: LaneCore,
+    now: Instant,
+}
+
+impl Lane {
+    fn new(window: usize, workers: usize) -> Self {
+        let now = Instant::now();
+        Self { core: LaneCore::new(Limits { window, workers }, TIMING, now), now }
+    }
+
+    /// A lane whose catch-up poll is over.
+    fn caught_up(window: usize, workers: usize) -> Self {
+        let mut lane = Self::new(window, workers);
+        lane.poll(vec![]);
+        lane
+    }
+
+    fn poll(&mut self, found: Vec<Element>) -> Vec<MessageId> {
+        let (skip, _) = self.core.begin_poll(self.now);
+        self.core.end_poll(found, |_| true, self.now);
+        skip
+    }
+
+    fn offer(&mut self, n: u8) -> Offer {
+        self.core.offer(element(n, 1000), self.now)
+    }
+
+    fn finish(&mut self, n: u8, outcome: Outcome) {
+        self.core.finish(&id(n), outcome, self.now);
+    }
+
+    fn wait(&self) -> Duration {
+        self.core.poll_wait(self.now)
+    }
+
+    fn next(&mut self) -> Option<MessageId> {
+        self.core.next().map(|element| element.id)
+    }
+}
+
+fn id(n: u8) -> MessageId {
+    bson::oid::ObjectId::from_bytes([n; 12]).into()
+}
+
+fn element(n: u8, priority: i32) -> Element {
+    Element { id: id(n), priority, timestamp: n.into(), snapshot: None }
+}
+
+#[test]
+fn order_is_priority_then_age_then_id() {
+    let mut lane = Lane::caught_up(10, 10);
+    lane.poll(vec![element(3, 5), element(2, 5), element(1, 9)]);
+    lane.core.offer(Element { timestamp: 2, ..element(4, 5) }, lane.now);
+    let order: Vec<_> = std::iter::from_fn(|| lane.next()).collect();
+    assert_eq!(order, [id(2), id(4), id(3), id(1)]);
+}
+
+#[test]
+fn events_and_polls_never_duplicate() {
+    let mut lane = Lane::caught_up(10, 1);
+    assert_eq!((lane.offer(1), lane.offer(1)), (Offer::Queued, Offer::Known));
+    assert_eq!(lane.poll(vec![element(1, 0)]), [id(1)]);
+    assert_eq!(lane.next(), Some(id(1)));
+    assert_eq!(lane.poll(vec![element(1, 0)]), [id(1)], "in progress");
+    assert_eq!(lane.next(), None, "one worker");
+    lane.finish(1, Outcome::Delivered);
+    assert_eq!(lane.offer(1), Offer::Known, "resume overlap");
+    lane.poll(vec![element(1, 0)]);
+    assert_eq!(lane.next(), None, "remembered although unmarked");
+    lane.now += BROADCAST_MEMORY;
+    lane.poll(vec![element(1, 0)]);
+    assert_eq!(lane.next(), Some(id(1)));
+}
+
+#[test]
+fn a_full_queue_falls_back_to_polling() {
+    let mut lane = Lane::caught_up(1, 1);
+    assert_eq!((lane.offer(1), lane.offer(2), lane.offer(3)), (Offer::Queued, Offer::Queued, Offer::Full));
+    lane.now += 100 * MS;
+    assert_eq!(lane.wait(), TIMING.pause, "no room");
+    for n in [1, 2] {
+        assert_eq!(lane.next(), Some(id(n)));
+        lane.finish(n, Outcome::Done);
+    }
+    assert_eq!(lane.wait(), Duration::ZERO, "room, and more waits");
+    lane.poll(vec![element(3, 0)]);
+    assert_eq!(lane.next(), Some(id(3)));
+}
+
+#[test]
+fn a_full_window_is_polled_again_as_soon_as_there_is_room() {
+    let mut lane = Lane::caught_up(2, 5);
+    lane.poll(vec![element(1, 0), element(2, 0)]);
+    assert_eq!(lane.wait(), TIMING.pause);
+    assert!(lane.next().is_some());
+    assert!(lane.wait() <= 5 * MS);
+    lane.poll(vec![]);
+    assert_eq!(lane.wait(), TIMING.fallback);
+}
+
+#[test]
+fn awaited_answers_need_no_worker() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.offer(1);
+    lane.next();
+    assert!(lane.core.begin_answer(&id(2), lane.now));
+    assert!(!lane.core.begin_answer(&id(2), lane.now));
+    lane.finish(2, Outcome::Delivered);
+    assert!(!lane.core.begin_answer(&id(2), lane.now), "once");
+    assert_eq!(lane.core.depth().running, 1);
+}
+
+#[test]
+fn a_lost_claim_waits_for_its_release() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.core.lock_released(Some(&id(1)));
+    lane.core.lock_released(None);
+    assert_eq!(lane.wait(), TIMING.fallback, "nothing was lost here");
+    lane.offer(1);
+    lane.next();
+    lane.finish(1, Outcome::Lost);
+    assert_eq!(lane.poll(vec![]), [id(1)], "left out while waiting");
+    lane.core.lock_released(Some(&id(1)));
+    assert_eq!(lane.wait(), TIMING.pause, "gathered until the next tick");
+    assert!(lane.poll(vec![element(1, 0)]).is_empty());
+    assert_eq!(lane.next(), Some(id(1)));
+    lane.core.lock_released(Some(&id(1)));
+    lane.finish(1, Outcome::Lost);
+    assert_eq!(lane.wait(), TIMING.pause, "released while we lost: no pause");
+}
+
+#[test]
+fn a_release_without_id_wakes_every_lost_claim() {
+    let mut lane = Lane::caught_up(10, 2);
+    for n in [1, 2] {
+        lane.offer(n);
+        lane.next();
+        lane.finish(n, Outcome::Lost);
+    }
+    lane.core.lock_released(None);
+    assert!(lane.poll(vec![]).is_empty());
+}
+
+#[test]
+fn own_failures_back_off_and_ignore_their_own_requeue() {
+    let mut lane = Lane::caught_up(10, 1);
+    for pause in [100, 200, 400] {
+        lane.poll(vec![element(1, 0)]);
+        assert_eq!(lane.next(), Some(id(1)));
+        lane.finish(1, Outcome::Retry);
+        lane.core.requeued(Some(&id(1)), lane.now);
+        assert_eq!(lane.wait(), pause * MS);
+        lane.now += pause * MS;
+        assert_eq!(lane.wait(), Duration::ZERO, "due");
+    }
+}
+
+#[test]
+fn a_requeue_by_others_is_polled_at_once() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.now += 10 * MS;
+    lane.core.requeued(Some(&id(1)), lane.now);
+    assert_eq!(lane.wait(), Duration::ZERO);
+    lane.poll(vec![element(1, 0)]);
+    lane.next();
+    lane.finish(1, Outcome::Delivered);
+    lane.now += 10 * MS;
+    lane.core.requeued(Some(&id(1)), lane.now);
+    assert_ne!(lane.wait(), Duration::ZERO, "a broadcast we have had");
+}
+
+#[test]
+fn failed_broadcasts_do_not_fill_the_window() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.offer(1);
+    lane.next();
+    lane.finish(1, Outcome::Failed);
+    assert_eq!(lane.poll(vec![]), [id(1)]);
+}
+
+#[test]
+fn unlistened_messages_come_back_for_a_new_listener() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.offer(1);
+    lane.next();
+    lane.finish(1, Outcome::Unlistened);
+    assert_eq!(lane.poll(vec![]), [id(1)]);
+    lane.core.urge_poll();
+    assert!(lane.poll(vec![element(1, 0)]).is_empty());
+    assert_eq!(lane.next(), Some(id(1)));
+}
+
+#[test]
+fn polling_without_streams_keeps_its_period() {
+    let now = Instant::now();
+    let timing = Timing { streams: false, ..TIMING };
+    let mut core = LaneCore::new(Limits { window: 10, workers: 1 }, timing, now);
+    assert!(core.poll_wait(now) <= 5 * MS, "catch up first");
+    core.begin_poll(now);
+    core.end_poll(vec![], |_| true, now);
+    assert_eq!(core.poll_wait(now), TIMING.pause);
+    assert!(!core.is_stalled(now + TIMING.fallback * 10));
+}
+
+#[test]
+fn a_silent_stream_with_backlog_is_stalled_once() {
+    let mut lane = Lane::caught_up(10, 10);
+    lane.now += TIMING.fallback * 2;
+    assert!(!lane.core.is_stalled(lane.now), "idle is not stalled");
+    lane.poll(vec![element(1, 0)]);
+    assert!(lane.core.is_stalled(lane.now));
+    assert!(!lane.core.is_stalled(lane.now), "one restart per span");
+    lane.now += TIMING.fallback * 2;
+    lane.poll(vec![element(2, 0)]);
+    lane.core.event_arrived(lane.now);
+    assert!(!lane.core.is_stalled(lane.now), "an event arrived");
+}
+
+#[test]
+fn finishing_what_is_not_in_progress_changes_nothing() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.finish(1, Outcome::Retry);
+    assert!(lane.core.is_idle() && lane.poll(vec![]).is_empty());
+}

@@ -1,0 +1,371 @@
+//! The back end for any MongoDB-compatible server, through the official driver.
+//!
+//! Documents arrive as raw bytes and are checked before they are decoded: a deeply nested one would otherwise
+//! overflow the stack. Every call has a hard time limit, because a frozen host never closes its connections.
+
+use crate::backend::{
+    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
+    InsertFailure, Updated, Watch,
+};
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, TryStreamExt};
+use mongodb::action::Action;
+use mongodb::change_stream::ChangeStream;
+use mongodb::change_stream::event::ResumeToken;
+use mongodb::error::{Error, ErrorKind, WriteFailure};
+use mongodb::options::{ClientOptions, IndexOptions, SelectionCriteria, WriteConcern};
+use mongodb::{Client, Collection, Database, IndexModel};
+use rockdove_messages::{IndexDefinition, MessageId};
+use std::future::Future;
+use std::time::Duration;
+
+/// The database of addresses that name none.
+pub const DEFAULT_DATABASE: &str = "rockdove";
+/// The longest a call may take, server selection included.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// How much longer than `max_await` a stream reply may take before the connection counts as dead.
+const STREAM_GRACE: Duration = Duration::from_secs(10);
+/// Events per stream reply.
+const STREAM_BATCH: u32 = 100;
+
+/// Server errors that mean "not now": elections, step-downs, shutdowns, unreachable hosts.
+const TRANSIENT_CODES: [i32; 14] = [6, 7, 50, 63, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
+/// `ChangeStreamHistoryLost`, `ChangeStreamFatalError`, `CappedPositionLost`.
+const HISTORY_LOST_CODES: [i32; 3] = [286, 280, 136];
+/// `IndexOptionsConflict`, `IndexKeySpecsConflict`.
+const INDEX_CONFLICT_CODES: [i32; 2] = [85, 86];
+/// `BSONObjectTooLarge`, and the older code for the same.
+const TOO_LARGE_CODES: [i32; 2] = [10334, 17419];
+const DUPLICATE_KEY: i32 = 11000;
+
+/// A database on a MongoDB-compatible server.
+#[derive(Clone, Debug)]
+pub struct DriverBackend {
+    database: Database,
+}
+
+impl DriverBackend {
+    /// Prepares a connection; the first call opens it. The database is the one given, else the address's, else
+    /// [`DEFAULT_DATABASE`].
+    pub async fn connect(uri: &str, database: Option<&str>, app_name: &str) -> BackendResult<Self> {
+        let mut options = ClientOptions::parse(uri).await.map_err(convert)?;
+        options.app_name.get_or_insert_with(|| app_name.to_owned());
+        options.server_selection_timeout.get_or_insert(CALL_LIMIT);
+        options.connect_timeout.get_or_insert(Duration::from_secs(5));
+        let name = database.or(options.default_database.as_deref()).unwrap_or(DEFAULT_DATABASE).to_owned();
+        let client = Client::with_options(options).map_err(convert)?;
+        Ok(Self { database: client.database(&name) })
+    }
+
+    /// Uses a database handle of the application.
+    pub fn new(database: Database) -> Self {
+        Self { database }
+    }
+
+    fn collection(&self, name: &str) -> Collection<RawDocumentBuf> {
+        self.database.collection(name)
+    }
+}
+
+impl Backend for DriverBackend {
+    fn insert<'a>(
+        &'a self,
+        collection: &'a str,
+        documents: Vec<Document>,
+        durability: Durability,
+    ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
+        let concern = (durability == Durability::Majority).then(WriteConcern::majority);
+        let collection = self.collection(collection);
+        async move {
+            let raw = documents.iter().map(encode).collect::<BackendResult<Vec<_>>>()?;
+            let action =
+                collection.insert_many(raw).ordered(false).optional(concern, |a, c| a.write_concern(c));
+            match limited(action.into_future()).await {
+                Ok(_) => Ok(Vec::new()),
+                Err(LimitedError::Driver(error)) => insert_failures(error),
+                Err(LimitedError::Late) => Err(late()),
+            }
+        }
+        .boxed()
+    }
+
+    fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        let collection = self.collection(collection);
+        async move {
+            let run = async move {
+                let action = collection
+                    .find(find.filter)
+                    .limit(i64::try_from(find.limit).unwrap_or(i64::MAX))
+                    .optional(find.sort, |a, sort| a.sort(sort))
+                    .optional(find.projection, |a, projection| a.projection(projection))
+                    .selection_criteria(primary());
+                action.await?.try_collect::<Vec<RawDocumentBuf>>().await
+            };
+            limited(run).await.map_err(LimitedError::into_backend)?.iter().map(|raw| decode(raw)).collect()
+        }
+        .boxed()
+    }
+
+    fn count<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
+        let collection = self.collection(collection);
+        async move {
+            let action = collection.count_documents(filter).selection_criteria(primary());
+            limited(action.into_future()).await.map_err(LimitedError::into_backend)
+        }
+        .boxed()
+    }
+
+    fn update_one<'a>(
+        &'a self,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+        upsert: bool,
+    ) -> BoxFuture<'a, BackendResult<Updated>> {
+        let collection = self.collection(collection);
+        async move {
+            let action = collection.update_one(filter, update).upsert(upsert);
+            let result = limited(action.into_future()).await.map_err(LimitedError::into_backend)?;
+            Ok(Updated { matched: result.matched_count, modified: result.modified_count })
+        }
+        .boxed()
+    }
+
+    fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
+        let collection = self.collection(collection);
+        async move {
+            // One document by id is the common case, and the only kind of delete a driver may retry safely.
+            let one = filter.contains_key("_id") && !matches!(filter.get("_id"), Some(Bson::Document(_)));
+            let run = async move {
+                let done = if one {
+                    collection.delete_one(filter).await
+                } else {
+                    collection.delete_many(filter).await
+                };
+                done.map(|result| result.deleted_count)
+            };
+            limited(run).await.map_err(LimitedError::into_backend)
+        }
+        .boxed()
+    }
+
+    fn create_index<'a>(
+        &'a self,
+        collection: &'a str,
+        index: &'a IndexDefinition,
+    ) -> BoxFuture<'a, BackendResult<()>> {
+        let collection = self.collection(collection);
+        async move {
+            let mut options = IndexOptions::default();
+            options.name = Some(index.name.to_owned());
+            options.expire_after = index.expire_after_seconds.map(|s| Duration::from_secs(s.into()));
+            let model = IndexModel::builder().keys(index.keys.clone()).options(options).build();
+            let action = collection.create_index(model);
+            limited(action.into_future()).await.map_err(LimitedError::into_backend).map(drop)
+        }
+        .boxed()
+    }
+
+    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
+        let collection = self.collection(collection);
+        async move {
+            let token = watch.resume_after.map(bson::deserialize_from_bson::<ResumeToken>).transpose();
+            let token =
+                token.map_err(|error| BackendError::with_source(BackendErrorKind::HistoryLost, error))?;
+            let action = collection
+                .watch()
+                .pipeline(watch.pipeline)
+                .resume_after(token)
+                .max_await_time(watch.max_await)
+                .batch_size(STREAM_BATCH)
+                .selection_criteria(primary());
+            let stream = limited(action.into_future()).await.map_err(LimitedError::into_backend)?;
+            let feed = DriverFeed { stream: stream.with_type(), limit: watch.max_await + STREAM_GRACE };
+            Ok(Box::new(feed) as Box<dyn Feed>)
+        }
+        .boxed()
+    }
+
+    fn describe(&self) -> Document {
+        doc! { "backend": "mongodb driver", "database": self.database.name() }
+    }
+}
+
+/// A change stream of the driver. The driver resumes it after network errors by itself.
+struct DriverFeed {
+    stream: ChangeStream<RawDocumentBuf>,
+    limit: Duration,
+}
+
+impl Feed for DriverFeed {
+    fn next(&mut self) -> BoxFuture<'_, BackendResult<Option<ChangeEvent>>> {
+        async move {
+            let reply = tokio::time::timeout(self.limit, self.stream.next_if_any()).await;
+            let event = reply.map_err(|_| late())?.map_err(convert)?;
+            if event.is_none() && !self.stream.is_alive() {
+                return Err(BackendError::new(BackendErrorKind::Transient, "the server closed the stream"));
+            }
+            Ok(event.map(|event| read_event(&event)))
+        }
+        .boxed()
+    }
+
+    fn resume_token(&self) -> Option<Bson> {
+        self.stream.resume_token().and_then(|token| bson::serialize_to_bson(&token).ok())
+    }
+}
+
+/// Reads an event without decoding more than it needs.
+fn read_event(event: &RawDocument) -> ChangeEvent {
+    let change = match event.get_str("operationType") {
+        Ok("insert") => Change::Insert,
+        Ok("update") => Change::Update,
+        Ok("delete") => Change::Delete,
+        Ok("lock_released") => Change::LockReleased,
+        _ => Change::Other,
+    };
+    let key = event.get_document("documentKey").ok().and_then(|key| decode(key).ok());
+    let id = key.and_then(|key| key.get("_id").and_then(MessageId::from_bson));
+    let document = (change == Change::Insert).then(|| event.get_document("fullDocument").ok()).flatten();
+    ChangeEvent { change, id, document: document.and_then(|document| decode(document).ok()) }
+}
+
+/// Decodes a document after checking it.
+fn decode(raw: &RawDocument) -> BackendResult<Document> {
+    let malformed = |error: &dyn std::fmt::Display| {
+        BackendError::new(BackendErrorKind::Malformed, format!("a stored document is not usable: {error}"))
+    };
+    rockdove_documents::check(raw.as_bytes()).map_err(|error| malformed(&error))?;
+    Document::try_from(raw).map_err(|error| malformed(&error))
+}
+
+fn encode(document: &Document) -> BackendResult<RawDocumentBuf> {
+    let other = |error| BackendError::with_source(BackendErrorKind::Other, error);
+    RawDocumentBuf::from_bytes(document.to_vec().map_err(other)?).map_err(other)
+}
+
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(mongodb::options::ReadPreference::Primary)
+}
+
+enum LimitedError {
+    Driver(Error),
+    Late,
+}
+
+impl LimitedError {
+    fn into_backend(self) -> BackendError {
+        match self {
+            Self::Driver(error) => convert(error),
+            Self::Late => late(),
+        }
+    }
+}
+
+async fn limited<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, LimitedError> {
+    match tokio::time::timeout(CALL_LIMIT, call).await {
+        Ok(result) => result.map_err(LimitedError::Driver),
+        Err(_) => Err(LimitedError::Late),
+    }
+}
+
+fn late() -> BackendError {
+    BackendError::new(BackendErrorKind::Transient, "the server did not reply in time")
+}
+
+/// Unordered inserts report each failed document; anything else failed as a whole.
+fn insert_failures(error: Error) -> BackendResult<Vec<InsertFailure>> {
+    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return Err(convert(error)) };
+    if many.write_concern_error.is_some() {
+        return Err(BackendError::with_source(BackendErrorKind::Transient, error));
+    }
+    let failures: Vec<_> = many.write_errors.iter().flatten().map(insert_failure).collect();
+    if failures.is_empty() { Err(convert(error)) } else { Ok(failures) }
+}
+
+fn insert_failure(error: &mongodb::error::IndexedWriteError) -> InsertFailure {
+    let kind = kind_of_code(error.code).unwrap_or(BackendErrorKind::Other);
+    InsertFailure { index: error.index, error: BackendError::new(kind, error.message.clone()) }
+}
+
+fn convert(error: Error) -> BackendError {
+    BackendError::with_source(kind_of(&error), error)
+}
+
+fn kind_of(error: &Error) -> BackendErrorKind {
+    if let Some(kind) = code_of(error).and_then(kind_of_code) {
+        return kind;
+    }
+    let retryable = ["RetryableWriteError", "RetryableError", "TransientTransactionError"]
+        .into_iter()
+        .any(|label| error.contains_label(label));
+    match error.kind.as_ref() {
+        _ if retryable => BackendErrorKind::Transient,
+        ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::ServerSelection { .. } => {
+            BackendErrorKind::Transient
+        }
+        ErrorKind::DnsResolve { .. } => BackendErrorKind::Transient,
+        ErrorKind::MissingResumeToken => BackendErrorKind::HistoryLost,
+        _ => BackendErrorKind::Other,
+    }
+}
+
+fn code_of(error: &Error) -> Option<i32> {
+    match error.kind.as_ref() {
+        ErrorKind::Command(command) => Some(command.code),
+        ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),
+        ErrorKind::Write(WriteFailure::WriteConcernError(concern)) => Some(concern.code),
+        _ => None,
+    }
+}
+
+fn kind_of_code(code: i32) -> Option<BackendErrorKind> {
+    Some(match code {
+        DUPLICATE_KEY => BackendErrorKind::DuplicateKey,
+        code if TRANSIENT_CODES.contains(&code) => BackendErrorKind::Transient,
+        code if HISTORY_LOST_CODES.contains(&code) => BackendErrorKind::HistoryLost,
+        code if INDEX_CONFLICT_CODES.contains(&code) => BackendErrorKind::IndexConflict,
+        code if TOO_LARGE_CODES.contains(&code) => BackendErrorKind::TooLarge,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bson::rawdoc;
+
+    #[test]
+    fn events_are_read_as_far_as_needed() {
+        let event = rawdoc! {"operationType": "insert", "documentKey": {"_id": 7}, "fullDocument": {"_id": 7, "a": 1}};
+        let read = read_event(&event);
+        assert_eq!((read.change, read.id), (Change::Insert, MessageId::from_bson(&Bson::from(7))));
+        assert_eq!(read.document, Some(doc! {"_id": 7, "a": 1}));
+        let pushed = read_event(&rawdoc! {"operationType": "lock_released", "lockCollection": "msg_lck"});
+        assert_eq!((pushed.change, pushed.id), (Change::LockReleased, None));
+        assert_eq!(read_event(&rawdoc! {"x": 1}).change, Change::Other);
+    }
+
+    #[test]
+    fn deep_documents_are_refused_not_decoded() {
+        let mut deep = rawdoc! {};
+        for _ in 0..5000 {
+            deep = rawdoc! { "d": deep };
+        }
+        assert_eq!(decode(&deep).unwrap_err().kind(), BackendErrorKind::Malformed);
+        let event = read_event(&rawdoc! {"operationType": "insert", "fullDocument": deep});
+        assert!(event.document.is_none());
+    }
+
+    #[test]
+    fn codes_are_sorted() {
+        let check = |code, expected| assert_eq!(kind_of_code(code), expected, "{code}");
+        check(11000, Some(BackendErrorKind::DuplicateKey));
+        check(10107, Some(BackendErrorKind::Transient));
+        check(286, Some(BackendErrorKind::HistoryLost));
+        check(85, Some(BackendErrorKind::IndexConflict));
+        check(10334, Some(BackendErrorKind::TooLarge));
+        check(13, None);
+    }
+}

@@ -1,0 +1,201 @@
+//! Marks, locks and removals: every change a node makes to a message after it was sent.
+//!
+//! An exclusive message is claimed in two steps. Inserting its lock keeps other nodes away; marking it *only if
+//! nobody marked it* decides. The mark precedes the listener, so that exactly-once does not depend on the lock:
+//!
+//! ```text
+//!  lock inserted ─► marked, if unmarked ─► listener ─► removed if asked ─► lock deleted
+//!       │                  │                  │ failed, rejected, interrupted
+//!       ▼ held by another  ▼ taken, gone      ▼
+//!      lost            lock deleted      un-marked ─► lock deleted ─► tried again
+//! ```
+//!
+//! A node that dies before the mark leaves a lock that expires; after the mark, the message is not tried again.
+
+use super::Lane;
+use super::process::{Heard, Read};
+use crate::backend::{BackendErrorKind, BackendResult, Durability, Find, Updated};
+use crate::core::Outcome;
+use crate::node::{CALL_RETRIES, now_ms};
+use bson::Document;
+use rockdove_messages::{Lock, Message, MessageId, filter, lock_expiry};
+use std::sync::Arc;
+
+/// The result of trying to lock or claim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Claim {
+    Ours,
+    /// Another node holds it.
+    Lost,
+    /// It was processed or removed.
+    Over,
+    /// The server cannot be asked now.
+    Failed,
+}
+
+impl Lane {
+    /// A message exactly one node may process.
+    pub(super) async fn deliver_exclusive(self: &Arc<Self>, message: Arc<Message>) -> Outcome {
+        let Some(id) = &message.id else { return Outcome::Poison };
+        match self.lock(id, &message).await {
+            Claim::Ours => {}
+            Claim::Lost => return Outcome::Lost,
+            Claim::Over => return Outcome::Done,
+            Claim::Failed => return Outcome::Retry,
+        }
+        let claim = self.mark_unmarked(id).await;
+        let outcome = match claim {
+            Claim::Ours => self.run_claimed(&message).await,
+            Claim::Over | Claim::Lost => Outcome::Done,
+            Claim::Failed => Outcome::Retry,
+        };
+        self.unlock(id).await;
+        outcome
+    }
+
+    /// Marked and locked: calls the listeners. The mark stays only if they accept.
+    async fn run_claimed(&self, message: &Arc<Message>) -> Outcome {
+        let listeners = self.node.listeners.on(&message.topic);
+        let heard = if listeners.is_empty() {
+            Heard::Interrupted // the last one was removed meanwhile: give the message back
+        } else {
+            self.call_all(message, &listeners).await
+        };
+        let outcome = match heard {
+            Heard::Accepted => {
+                self.remove_processed(message).await;
+                return Outcome::Done;
+            }
+            Heard::Rejected(reject) => {
+                self.answer_rejection(message, &reject).await;
+                Outcome::Retry
+            }
+            Heard::Failed | Heard::Interrupted => Outcome::Retry,
+        };
+        self.unmark(message).await;
+        outcome
+    }
+
+    /// Inserts the lock. A lock that carries our id already is ours: an earlier insert of this task took effect
+    /// although it reported an error, or an earlier life of this node left it. No other task of this node can
+    /// hold it, because a message is in progress once.
+    async fn lock(&self, id: &MessageId, message: &Message) -> Claim {
+        let now = now_ms();
+        let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
+        let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
+        let (locks, document) = (&self.locks, lock.to_document());
+        let insert = || self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault);
+        let failure = match self.node.retry(CALL_RETRIES, insert).await {
+            Ok(failures) => match failures.into_iter().next() {
+                None => return Claim::Ours,
+                Some(failure) => failure.error,
+            },
+            Err(error) => error,
+        };
+        if failure.kind() == BackendErrorKind::DuplicateKey {
+            return self.read_lock(id).await;
+        }
+        tracing::warn!(%id, error = %failure, "a message cannot be locked");
+        Claim::Failed
+    }
+
+    async fn read_lock(&self, id: &MessageId) -> Claim {
+        let find = || Find { filter: filter::by_id(id), limit: 1, ..Find::default() };
+        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(&self.locks, find())).await;
+        let lock = match found {
+            Ok(found) => found.first().and_then(Lock::from_document),
+            Err(_) => return Claim::Failed,
+        };
+        if lock.is_some_and(|lock| lock.lock_id == self.node.me) { Claim::Ours } else { Claim::Lost }
+    }
+
+    /// Deletes our lock. Should that fail it expires by itself.
+    async fn unlock(&self, id: &MessageId) {
+        let filter = filter::own_lock(id, &self.node.me);
+        let delete = || self.node.backend.delete(&self.locks, filter.clone());
+        if let Err(error) = self.node.retry(CALL_RETRIES, delete).await {
+            tracing::warn!(%id, %error, "a lock was not released; it expires by itself");
+        }
+    }
+
+    /// Marks an exclusive message if nobody has: one atomic step.
+    async fn mark_unmarked(&self, id: &MessageId) -> Claim {
+        let mut tries = 0;
+        let update = || {
+            tries += 1;
+            self.update(filter::unmarked(id), filter::mark(&self.node.me))
+        };
+        match self.node.retry(CALL_RETRIES, update).await {
+            Ok(updated) if updated.matched > 0 => Claim::Ours,
+            Ok(_) if tries > 1 => self.was_it_us(id).await,
+            Ok(_) => Claim::Over,
+            Err(error) if error.is_transient() => Claim::Failed,
+            Err(_) => {
+                if self.repair(id).await {
+                    Claim::Ours
+                } else {
+                    Claim::Over
+                }
+            }
+        }
+    }
+
+    /// An earlier try may have taken effect although it reported an error.
+    async fn was_it_us(&self, id: &MessageId) -> Claim {
+        match self.read(id).await {
+            Read::Found(message) if message.processed_by == [self.node.me.as_str()] => Claim::Ours,
+            Read::Found(_) | Read::Gone | Read::Poison => Claim::Over,
+            Read::Failed => Claim::Failed,
+        }
+    }
+
+    /// Marks a message: this node is done with it. True when it carries the mark or is gone.
+    pub(super) async fn mark(&self, message: &Message) -> bool {
+        let Some(id) = &message.id else { return false };
+        let update = || self.update(filter::by_id(id), filter::mark(&self.node.me));
+        let marked = match self.node.retry(CALL_RETRIES, update).await {
+            Ok(_) => true,
+            Err(error) if error.is_transient() => false,
+            Err(_) => self.repair(id).await,
+        };
+        if !marked {
+            tracing::warn!(%id, message.topic, "a message was not marked");
+        }
+        marked
+    }
+
+    /// Takes our mark back, so that the message is tried again, here or elsewhere.
+    pub(super) async fn unmark(&self, message: &Message) {
+        let Some(id) = &message.id else { return };
+        let update = || self.update(filter::by_id(id), filter::unmark(&self.node.me));
+        if let Err(error) = self.node.retry(CALL_RETRIES, update).await {
+            tracing::error!(%id, message.topic, %error, "a mark was not taken back; the message is lost");
+        }
+    }
+
+    /// A null mark list refuses additions; the guarded replacement is safe against races.
+    async fn repair(&self, id: &MessageId) -> bool {
+        let update = || self.update(filter::null_marks(id), filter::repair_marks(&self.node.me));
+        self.node.retry(CALL_RETRIES, update).await.is_ok_and(|updated| updated.matched > 0)
+    }
+
+    async fn update(&self, filter: Document, update: Document) -> BackendResult<Updated> {
+        self.node.backend.update_one(&self.collection, filter, update, false).await
+    }
+
+    /// Removes a processed message that asks for it, now or later. Later is the server's expiry.
+    pub(super) async fn remove_processed(&self, message: &Message) {
+        let (true, Some(id)) = (message.delete_after_processing, &message.id) else { return };
+        let delay = i64::from(message.delete_after_processing_time);
+        let done = if delay <= 0 {
+            let delete = || self.node.backend.delete(&self.collection, filter::by_id(id));
+            self.node.retry(CALL_RETRIES, delete).await.map(drop)
+        } else {
+            let update = || self.update(filter::by_id(id), filter::expire_at(now_ms().saturating_add(delay)));
+            self.node.retry(CALL_RETRIES, update).await.map(drop)
+        };
+        if let Err(error) = done {
+            tracing::warn!(%id, message.topic, %error, "a processed message was not removed");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Polling: the way that always works, behind the streams or alone.
+
+use super::Lane;
+use crate::backend::Find;
+use crate::core::Element;
+use crate::node::now_ms;
+use crate::phase::Phase;
+use rockdove_messages::{Head, MessageId, filter};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// A stream has this long to announce a message before a poll that finds it counts as the stream's failure, ms.
+const ANNOUNCE_MS: i64 = 2000;
+
+impl Lane {
+    /// Polls whenever the core says so; looks at least once per tick.
+    pub(super) async fn poll_loop(self: Arc<Self>) {
+        let tick = self.node.settings.poll_pause;
+        while self.node.life.phase() < Phase::Interrupting {
+            let wait = self.core.lock().poll_wait(Instant::now()).min(tick);
+            if wait.is_zero() {
+                self.poll().await;
+                self.pump();
+            } else {
+                let _ = tokio::time::timeout(wait, self.wake.notified()).await;
+            }
+            if self.core.lock().is_stalled(Instant::now()) {
+                tracing::warn!(
+                    self.collection,
+                    "the stream is silent while messages arrive; opening it anew"
+                );
+                self.restart.notify_one();
+            }
+        }
+    }
+
+    async fn poll(self: &Arc<Self>) {
+        let node = &self.node;
+        let topics = if node.life.is_running() { node.listeners.topics() } else { Arc::default() };
+        let paused: Vec<String> = node.paused.lock().keys().cloned().collect();
+        let awaited = node.waiters.requests();
+        let (skip, limit) = self.core.lock().begin_poll(Instant::now());
+        let found = if topics.is_empty() && awaited.is_empty() {
+            Ok(Vec::new())
+        } else {
+            let poll = filter::Poll {
+                me: &node.me,
+                topics: &topics,
+                paused: &paused,
+                skip: &skip,
+                awaited: &awaited,
+            };
+            let find = Find {
+                filter: poll.shared(),
+                sort: Some(filter::poll_sort()),
+                projection: Some(filter::poll_projection()),
+                limit,
+            };
+            node.backend.find(&self.collection, find).await
+        };
+        match found {
+            Ok(found) => {
+                self.on_found(found.into_iter().filter_map(Head::from_document).collect());
+                if !node.settings.use_change_stream {
+                    self.standing.send_modify(|standing| standing.topics = Some(topics));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(self.collection, %error, "a poll failed; trying again");
+                self.core.lock().poll_failed();
+            }
+        }
+    }
+
+    /// Awaited answers go past the queue, everything else into it.
+    fn on_found(self: &Arc<Self>, found: Vec<Head>) {
+        let is_awaited = |head: &Head| self.node.waiters.awaits(head.in_answer_to.as_ref());
+        let (awaited, others): (Vec<_>, Vec<_>) = found.into_iter().partition(is_awaited);
+        for head in awaited {
+            self.fetch_answer(head.id);
+        }
+        let element = |head: Head| Element {
+            id: head.id,
+            priority: head.priority,
+            timestamp: head.timestamp,
+            snapshot: None,
+        };
+        let (since, until) = (self.established_ms.load(Ordering::Relaxed), now_ms() - ANNOUNCE_MS);
+        let announced = |element: &Element| (since..until).contains(&element.timestamp);
+        let others = others.into_iter().map(element).collect();
+        self.core.lock().end_poll(others, announced, Instant::now());
+    }
+
+    /// Reads an awaited answer and hands it over, in a task of its own: no listener delays it.
+    fn fetch_answer(self: &Arc<Self>, id: MessageId) {
+        let lane = self.clone();
+        self.node.runtime.spawn(async move {
+            if let super::process::Read::Found(answer) = lane.read(&id).await {
+                lane.take_answer(*answer);
+            }
+        });
+    }
+}

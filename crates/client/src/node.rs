@@ -1,0 +1,181 @@
+//! What all parts of a bus share: identity, settings, back end, listeners, waiting callers.
+
+use crate::backend::{Backend, BackendErrorKind, BackendResult};
+use crate::lane::Lane;
+use crate::listen::Listeners;
+use crate::phase::{Life, Phase};
+use crate::waiters::Waiters;
+use futures_util::FutureExt;
+use parking_lot::{Mutex, RwLock};
+use rockdove_messages::{IndexDefinition, Message, Names, Settings, lock_indexes, message_indexes};
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+/// First pause between two tries of a failed call; doubled up to [`RETRY_LONGEST`].
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LONGEST: Duration = Duration::from_secs(1);
+/// How long marks, releases and reads are retried.
+pub(crate) const CALL_RETRIES: Duration = Duration::from_secs(30);
+/// Pause before a loop that panicked is started again.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
+
+/// The shared state of one bus.
+pub(crate) struct Node {
+    pub backend: Arc<dyn Backend>,
+    pub settings: Settings,
+    pub names: Names,
+    /// Own sender id.
+    pub me: String,
+    pub host: String,
+    pub send_only: bool,
+    pub life: Life,
+    pub listeners: Listeners,
+    pub waiters: Arc<Waiters>,
+    /// Paused topics, and since when.
+    pub paused: Mutex<HashMap<String, Instant>>,
+    pub lanes: RwLock<Vec<Arc<Lane>>>,
+    pub runtime: Handle,
+    /// Background loops, aborted at the end.
+    tasks: Mutex<Vec<AbortHandle>>,
+    /// Collections whose indexes were created.
+    indexed: Mutex<HashSet<String>>,
+}
+
+impl Node {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        settings: Settings,
+        names: Names,
+        me: String,
+        send_only: bool,
+    ) -> Self {
+        Self {
+            waiters: Arc::new(Waiters::new(settings.requests_max)),
+            backend,
+            settings,
+            names,
+            me,
+            host: host_name(),
+            send_only,
+            life: Life::new(),
+            listeners: Listeners::default(),
+            paused: Mutex::default(),
+            lanes: RwLock::default(),
+            runtime: Handle::current(),
+            tasks: Mutex::default(),
+            indexed: Mutex::default(),
+        }
+    }
+
+    /// Runs a background loop until the bus stops; starts it again, loudly, should it panic.
+    pub(crate) fn spawn_loop<F>(self: &Arc<Self>, name: &'static str, start: impl Fn() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let node = self.clone();
+        let task = self.runtime.spawn(async move {
+            while AssertUnwindSafe(start()).catch_unwind().await.is_err() {
+                tracing::error!(node.me, "the {name} loop panicked; it is started again");
+                tokio::time::sleep(PANIC_PAUSE).await;
+            }
+        });
+        self.tasks.lock().push(task.abort_handle());
+    }
+
+    pub(crate) fn abort_loops(&self) {
+        for task in self.tasks.lock().drain(..) {
+            task.abort();
+        }
+    }
+
+    /// Repeats a call that fails for a passing reason, for at most `limit`, until the bus stops.
+    pub(crate) async fn retry<T, F>(&self, limit: Duration, mut call: impl FnMut() -> F) -> BackendResult<T>
+    where
+        F: Future<Output = BackendResult<T>>,
+    {
+        let deadline = Instant::now() + limit;
+        let mut pause = RETRY_FIRST;
+        loop {
+            let error = match call().await {
+                Err(error) if error.is_transient() && Instant::now() + pause < deadline => error,
+                result => return result,
+            };
+            tracing::debug!(node = self.me, %error, "a call failed for now; trying again");
+            if !self.life.sleep_unless(Phase::Stopped, pause).await {
+                return Err(error);
+            }
+            pause = (pause * 2).min(RETRY_LONGEST);
+        }
+    }
+
+    pub(crate) fn is_paused(&self, topic: &str) -> bool {
+        self.paused.lock().contains_key(topic)
+    }
+
+    /// Creates the indexes of a message collection, once.
+    pub(crate) async fn index_messages(&self, collection: &str) {
+        self.index(collection, message_indexes()).await;
+    }
+
+    /// Creates the indexes of a lock collection, once.
+    pub(crate) async fn index_locks(&self, collection: &str) {
+        self.index(collection, lock_indexes()).await;
+    }
+
+    /// A failure is reported, not fatal: messages flow without indexes, only slower, and without expiry.
+    /// After a passing failure the next use of the collection tries again.
+    async fn index(&self, collection: &str, indexes: Vec<IndexDefinition>) {
+        if self.indexed.lock().contains(collection) {
+            return;
+        }
+        let calls = indexes.iter().map(|index| self.backend.create_index(collection, index));
+        let mut complete = true;
+        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&indexes) {
+            let Err(error) = result else { continue };
+            complete &= !error.is_transient();
+            let conflict = error.kind() == BackendErrorKind::IndexConflict;
+            tracing::warn!(collection, index = index.name, conflict, %error, "index not created");
+        }
+        if complete {
+            self.indexed.lock().insert(collection.to_owned());
+        }
+    }
+
+    /// The collections a message is stored in: one for a broadcast, one per recipient where the layout says so.
+    pub(crate) fn targets(&self, message: &Message) -> Result<Vec<String>, rockdove_messages::NameError> {
+        if message.is_broadcast() {
+            return Ok(vec![self.names.broadcast(&message.topic)]);
+        }
+        let mut targets =
+            message.recipients.iter().map(|id| self.names.directed(id)).collect::<Result<Vec<_>, _>>()?;
+        targets.sort_unstable();
+        targets.dedup();
+        Ok(targets)
+    }
+}
+
+/// The wall clock, ms since the epoch.
+pub(crate) fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A duration in ms, as documents hold it.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The environment's `HOSTNAME`, else the kernel's host name.
+fn host_name() -> String {
+    let kernel = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    std::env::var("HOSTNAME")
+        .ok()
+        .filter(|name| !name.is_empty())
+        .or_else(|| kernel().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()))
+        .unwrap_or_else(|| "unknown host".to_owned())
+}

@@ -1,0 +1,135 @@
+//! Sending: prepare, insert, and settle what a network error left open.
+//!
+//! A send is a plain insert with write concern `majority`, repeated after passing failures. A duplicate id is an
+//! error to the caller, unless the stored document is the very one this call wrote on an earlier try.
+
+use crate::backend::{BackendError, BackendErrorKind, Durability, Find};
+use crate::error::{SendError, SendManyError};
+use crate::node::{Node, now_ms};
+use crate::phase::Phase;
+use bson::Document;
+use rockdove_messages::{Message, MessageId, SELF, Sending, filter, prepare};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a send is retried.
+const SEND_RETRIES: Duration = Duration::from_secs(30);
+/// Messages per bulk insert.
+const BULK_MAX: usize = 1000;
+
+impl Node {
+    /// Sends one message.
+    pub(crate) async fn send(&self, message: Message) -> Result<MessageId, SendError> {
+        let message = self.prepare(message)?;
+        let document = message.to_document();
+        for target in self.targets(&message)? {
+            self.index_messages(&target).await;
+            self.insert(&target, &document).await?;
+        }
+        Ok(message.id.expect("prepare() sets the id"))
+    }
+
+    /// Sends many messages, one insert per collection and thousand.
+    pub(crate) async fn send_many(&self, messages: Vec<Message>) -> Result<Vec<MessageId>, SendManyError> {
+        let total = messages.len();
+        let (mut ids, mut failures) = (Vec::with_capacity(total), Vec::new());
+        let mut by_target: BTreeMap<String, Vec<(usize, Document)>> = BTreeMap::new();
+        for (place, message) in messages.into_iter().enumerate() {
+            match self.prepare(message).and_then(|message| Ok((self.targets(&message)?, message))) {
+                Ok((targets, message)) => {
+                    let document = message.to_document();
+                    for target in targets {
+                        by_target.entry(target).or_default().push((place, document.clone()));
+                    }
+                    ids.extend(message.id);
+                }
+                Err(error) => failures.push((place, error)),
+            }
+        }
+        for (target, documents) in by_target {
+            self.index_messages(&target).await;
+            for bulk in documents.chunks(BULK_MAX) {
+                self.insert_bulk(&target, bulk, &mut failures).await;
+            }
+        }
+        if failures.is_empty() { Ok(ids) } else { Err(SendManyError { failures, total }) }
+    }
+
+    /// Sends an answer to `request`. The answer to a message this node sent to itself stays here.
+    pub(crate) async fn send_answer(
+        &self,
+        request: &Message,
+        answer: Message,
+    ) -> Result<MessageId, SendError> {
+        let mut answer = answer.answering(request);
+        if answer.sender == SELF && !answer.recipients.contains(&self.me) {
+            answer.recipients.push(self.me.clone());
+        }
+        self.send(answer).await
+    }
+
+    /// Fills in what a sender owes. `self` as sender passes: it is how a node writes to itself.
+    pub(crate) fn prepare(&self, message: Message) -> Result<Message, SendError> {
+        if self.life.phase() >= Phase::Interrupting {
+            return Err(SendError::ShuttingDown);
+        }
+        let default_ttl_ms = self.settings.default_ttl_ms();
+        let sending = Sending { sender: &self.me, host: &self.host, now_ms: now_ms(), default_ttl_ms };
+        Ok(prepare(message, &sending)?)
+    }
+
+    async fn insert(&self, target: &str, document: &Document) -> Result<(), SendError> {
+        let call = || self.backend.insert(target, vec![document.clone()], Durability::Majority);
+        let failures = self.retry(SEND_RETRIES, call).await.map_err(send_error)?;
+        match failures.into_iter().next() {
+            Some(failure) => self.settle(target, document, failure.error).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn insert_bulk(
+        &self,
+        target: &str,
+        bulk: &[(usize, Document)],
+        failures: &mut Vec<(usize, SendError)>,
+    ) {
+        let documents = || bulk.iter().map(|(_, document)| document.clone()).collect();
+        let call = || self.backend.insert(target, documents(), Durability::Majority);
+        match self.retry(SEND_RETRIES, call).await {
+            Ok(refused) => {
+                for failure in refused {
+                    let Some((place, document)) = bulk.get(failure.index) else { continue };
+                    if let Err(error) = self.settle(target, document, failure.error).await {
+                        failures.push((*place, error));
+                    }
+                }
+            }
+            Err(error) => {
+                let message = error.to_string();
+                let again = || send_error(BackendError::new(error.kind(), message.clone()));
+                failures.extend(bulk.iter().map(|(place, _)| (*place, again())));
+            }
+        }
+    }
+
+    /// A refused insert: a duplicate whose stored document is ours was written by an earlier try.
+    async fn settle(&self, target: &str, document: &Document, error: BackendError) -> Result<(), SendError> {
+        if error.kind() != BackendErrorKind::DuplicateKey {
+            return Err(send_error(error));
+        }
+        let id = document.get("_id").and_then(MessageId::from_bson).expect("prepare() sets the id");
+        let find = || Find { filter: filter::by_id(&id), limit: 1, ..Find::default() };
+        let stored =
+            self.retry(SEND_RETRIES, || self.backend.find(target, find())).await.map_err(send_error)?;
+        let same = |field| stored.first().is_some_and(|stored| stored.get(field) == document.get(field));
+        let ours = ["sender", "timestamp", "topic", "sender_host"].into_iter().all(same);
+        if ours { Ok(()) } else { Err(SendError::Duplicate(id)) }
+    }
+}
+
+fn send_error(error: BackendError) -> SendError {
+    match error.kind() {
+        BackendErrorKind::TooLarge => SendError::TooLarge(error),
+        _ => SendError::Backend(error),
+    }
+}

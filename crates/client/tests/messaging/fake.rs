@@ -1,0 +1,312 @@
+//! A database in memory for tests: small, honest, and able to fail on demand.
+
+use crate::matching::{apply, matches};
+use bson::{Bson, Document, doc};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
+use parking_lot::Mutex;
+use rockdove::backend::*;
+use rockdove::{Bus, BusBuilder, Message, MessageId, Settings};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// No test waits longer than this.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// A call that is to fail.
+#[derive(Clone, Copy)]
+pub struct Fault {
+    pub call: &'static str,
+    pub collection: &'static str,
+    pub kind: BackendErrorKind,
+    /// Whether the call takes effect although it reports an error.
+    pub applied: bool,
+}
+
+#[derive(Default)]
+struct State {
+    collections: BTreeMap<String, Vec<Document>>,
+    feeds: Vec<(String, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>)>,
+    faults: VecDeque<Fault>,
+    calls: HashMap<String, usize>,
+    indexes: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+pub struct Fake {
+    state: Arc<Mutex<State>>,
+}
+
+impl Fake {
+    /// A bus on this database, with short periods.
+    pub fn bus(&self, id: &str) -> BusBuilder {
+        let settings = Settings {
+            poll_pause: Duration::from_millis(20),
+            fallback_poll_interval: Duration::from_millis(200),
+            shutdown_grace: Duration::from_millis(500),
+            sender_id: Some(id.to_owned()),
+            ..Settings::default()
+        };
+        self.bus_with(settings)
+    }
+
+    pub fn bus_with(&self, settings: Settings) -> BusBuilder {
+        Bus::with_backend(Arc::new(self.clone())).settings(settings)
+    }
+
+    pub async fn connect(&self, id: &str) -> Bus {
+        self.bus(id).connect().await.unwrap()
+    }
+
+    /// The next calls that match fail, in this order.
+    pub fn fail(&self, fault: Fault) {
+        self.state.lock().faults.push_back(fault);
+    }
+
+    pub fn faults_left(&self) -> usize {
+        self.state.lock().faults.len()
+    }
+
+    /// Ends every open stream with an error.
+    pub fn break_streams(&self, kind: BackendErrorKind) {
+        for (_, _, feed) in self.state.lock().feeds.drain(..) {
+            let _ = feed.send(Err(BackendError::new(kind, "broken")));
+        }
+    }
+
+    /// Streams stay open but bring nothing any more.
+    pub fn silence_streams(&self) {
+        for (_, pipeline, _) in &mut self.state.lock().feeds {
+            *pipeline = vec![doc! {"$match": {"operationType": "never"}}];
+        }
+    }
+
+    pub fn all(&self, collection: &str) -> Vec<Document> {
+        self.state.lock().collections.get(collection).cloned().unwrap_or_default()
+    }
+
+    pub fn get(&self, collection: &str, id: &MessageId) -> Option<Document> {
+        self.all(collection).into_iter().find(|document| document.get("_id") == Some(&id.to_bson()))
+    }
+
+    pub fn message(&self, id: &MessageId) -> Message {
+        Message::from_document(self.get("msg", id).expect("stored")).unwrap()
+    }
+
+    pub fn calls(&self, call: &str, collection: &str) -> usize {
+        self.state.lock().calls.get(&format!("{call} {collection}")).copied().unwrap_or(0)
+    }
+
+    pub fn indexes(&self) -> Vec<String> {
+        self.state.lock().indexes.clone()
+    }
+
+    /// Stores a document as another program would.
+    pub fn store(&self, collection: &str, document: Document) {
+        self.state.lock().insert(collection, document).unwrap();
+    }
+
+    pub fn change(&self, collection: &str, filter: Document, update: Document) -> u64 {
+        self.state.lock().update(collection, &filter, &update).unwrap().modified
+    }
+
+    /// Runs a call, or fails it as ordered.
+    fn call<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        collection: &str,
+        run: impl FnOnce(&mut State) -> BackendResult<T>,
+    ) -> BoxFuture<'static, BackendResult<T>> {
+        let mut state = self.state.lock();
+        *state.calls.entry(format!("{call} {collection}")).or_default() += 1;
+        let due = |fault: &Fault| fault.call == call && fault.collection == collection;
+        let fault = state.faults.iter().position(due).and_then(|place| state.faults.remove(place));
+        let result = match fault {
+            None => run(&mut state),
+            Some(fault) => {
+                if fault.applied {
+                    run(&mut state).ok();
+                }
+                Err(BackendError::new(fault.kind, "ordered to fail"))
+            }
+        };
+        ready(result).boxed()
+    }
+}
+
+impl State {
+    fn insert(&mut self, collection: &str, document: Document) -> BackendResult<()> {
+        let stored = self.collections.entry(collection.to_owned()).or_default();
+        if stored.iter().any(|other| other.get("_id") == document.get("_id")) {
+            return Err(BackendError::new(BackendErrorKind::DuplicateKey, "E11000"));
+        }
+        stored.push(document.clone());
+        let key = doc! {"_id": document.get("_id").cloned()};
+        self.emit(collection, doc! {"operationType": "insert", "documentKey": key, "fullDocument": document});
+        Ok(())
+    }
+
+    fn update(&mut self, collection: &str, filter: &Document, update: &Document) -> BackendResult<Updated> {
+        let stored = self.collections.entry(collection.to_owned()).or_default();
+        let Some(document) = stored.iter_mut().find(|document| matches(filter, document)) else {
+            return Ok(Updated::default());
+        };
+        let fields =
+            apply(update, document).map_err(|text| BackendError::new(BackendErrorKind::Other, text))?;
+        let key = doc! {"_id": document.get("_id").cloned()};
+        let modified = u64::from(!fields.is_empty());
+        if modified > 0 {
+            let description = doc! {"updatedFields": fields};
+            let event =
+                doc! {"operationType": "update", "documentKey": key, "updateDescription": description};
+            self.emit(collection, event);
+        }
+        Ok(Updated { matched: 1, modified })
+    }
+
+    fn delete(&mut self, collection: &str, filter: &Document) -> u64 {
+        let stored = self.collections.entry(collection.to_owned()).or_default();
+        let (gone, kept): (Vec<_>, Vec<_>) = stored.drain(..).partition(|document| matches(filter, document));
+        *stored = kept;
+        for document in &gone {
+            let key = doc! {"_id": document.get("_id").cloned()};
+            self.emit(collection, doc! {"operationType": "delete", "documentKey": key});
+        }
+        gone.len() as u64
+    }
+
+    fn emit(&mut self, collection: &str, event: Document) {
+        self.feeds.retain(|(watched, pipeline, feed)| {
+            let passes = |stage: &Document| matches(stage.get_document("$match").unwrap(), &event);
+            if watched == collection && pipeline.iter().all(passes) {
+                return feed.send(Ok(event.clone())).is_ok();
+            }
+            !feed.is_closed()
+        });
+    }
+}
+
+impl Backend for Fake {
+    fn insert<'a>(
+        &'a self,
+        collection: &'a str,
+        documents: Vec<Document>,
+        _: Durability,
+    ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
+        self.call("insert", collection, |state| {
+            let results = documents.into_iter().map(|document| state.insert(collection, document));
+            let failed = results
+                .enumerate()
+                .filter_map(|(index, result)| result.err().map(|error| InsertFailure { index, error }));
+            Ok(failed.collect())
+        })
+    }
+
+    fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        self.call("find", collection, |state| {
+            let stored = state.collections.entry(collection.to_owned()).or_default();
+            let mut found: Vec<_> =
+                stored.iter().filter(|document| matches(&find.filter, document)).cloned().collect();
+            if find.sort.is_some() {
+                let number = |document: &Document, key| document.get(key).and_then(crate::matching::number);
+                let order =
+                    |document: &Document| (number(document, "priority"), number(document, "timestamp"));
+                found.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap());
+            }
+            found.truncate(if find.limit == 0 { usize::MAX } else { find.limit });
+            Ok(found)
+        })
+    }
+
+    fn count<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
+        let count =
+            |stored: &Vec<Document>| stored.iter().filter(|document| matches(&filter, document)).count();
+        self.call("count", collection, |state| Ok(state.collections.get(collection).map_or(0, count) as u64))
+    }
+
+    fn update_one<'a>(
+        &'a self,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+        upsert: bool,
+    ) -> BoxFuture<'a, BackendResult<Updated>> {
+        self.call("update", collection, |state| {
+            let updated = state.update(collection, &filter, &update)?;
+            if upsert && updated.matched == 0 {
+                let mut document = Document::new();
+                apply(&update, &mut document).unwrap();
+                state.insert(collection, document)?;
+            }
+            Ok(updated)
+        })
+    }
+
+    fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
+        self.call("delete", collection, |state| Ok(state.delete(collection, &filter)))
+    }
+
+    fn create_index<'a>(
+        &'a self,
+        collection: &'a str,
+        index: &'a rockdove::backend::IndexDefinition,
+    ) -> BoxFuture<'a, BackendResult<()>> {
+        self.call("index", collection, |state| {
+            state.indexes.push(format!("{collection}.{}", index.name));
+            Ok(())
+        })
+    }
+
+    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
+        self.call("watch", collection, |state| {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            state.feeds.push((collection.to_owned(), watch.pipeline, sender));
+            Ok(Box::new(FakeFeed(receiver)) as Box<dyn Feed>)
+        })
+    }
+
+    fn describe(&self) -> Document {
+        doc! {"backend": "fake"}
+    }
+}
+
+struct FakeFeed(mpsc::UnboundedReceiver<BackendResult<Document>>);
+
+impl Feed for FakeFeed {
+    fn next(&mut self) -> BoxFuture<'_, BackendResult<Option<ChangeEvent>>> {
+        async {
+            let closed = || BackendError::new(BackendErrorKind::Transient, "closed");
+            let event = self.0.recv().await.ok_or_else(closed)??;
+            let change = match event.get_str("operationType").unwrap() {
+                "insert" => Change::Insert,
+                "update" => Change::Update,
+                _ => Change::Delete,
+            };
+            let id = event.get_document("documentKey").unwrap().get("_id").and_then(MessageId::from_bson);
+            let document = event.get_document("fullDocument").ok().cloned();
+            Ok(Some(ChangeEvent { change, id, document }))
+        }
+        .boxed()
+    }
+
+    fn resume_token(&self) -> Option<Bson> {
+        None
+    }
+}
+
+/// Waits until `condition` holds.
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+/// Runs a future that must end in time.
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("too late: {what}"))
+}

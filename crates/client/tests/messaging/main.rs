@@ -1,0 +1,6 @@
+//! The messaging library on a database in memory that can fail on demand.
+
+mod fake;
+mod faults;
+mod matching;
+mod patterns;

@@ -1,0 +1,318 @@
+//! Checkpoints: the whole state in one file, so that opening reads live data instead of history.
+//!
+//! The format is described in `docs/format/checkpoint.md`.
+//!
+//! Invariants
+//! * A checkpoint counts once it is whole under its final name; a half-written one is never looked at.
+//! * What a checkpoint contains is what the log leads to at its position.
+//! * The log keeps everything after the newest checkpoint, and what change streams may still ask for.
+
+use crate::collection::{Collection, CollectionInfo, Scratch};
+use crate::index::IndexSpec;
+use crate::namespace::Namespace;
+use crate::sequencer::CheckpointData;
+use crate::sessions::Sessions;
+use crate::state::{Dropped, State, describe, uuid_of};
+use bytes::Bytes;
+use crc_fast::{CrcAlgorithm, Digest};
+use rockdove_documents::{Doc, DocBuilder, RawDoc, Timestamp, Value, doc};
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thiserror::Error;
+
+const MAGIC: &[u8; 8] = b"RDOVECP1";
+const SUFFIX: &str = ".checkpoint";
+const TEMPORARY: &str = "checkpoint.tmp";
+/// Longest record accepted: a document of the largest size and its frame.
+const RECORD_BYTES_MAX: usize = 48 << 20;
+
+const TAG_END: u8 = 0;
+const TAG_COLLECTION: u8 = 1;
+const TAG_DOCUMENT: u8 = 2;
+const TAG_SESSION: u8 = 3;
+
+/// Why a checkpoint could not be written or read.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// The disk refused.
+    #[error("{0}: {1}")]
+    Io(PathBuf, #[source] io::Error),
+    /// The file is not a whole checkpoint.
+    #[error("the checkpoint {0} is damaged: {1}")]
+    Damaged(PathBuf, String),
+}
+
+/// What a checkpoint holds.
+pub struct Loaded {
+    /// The collections.
+    pub state: State,
+    /// Retry records.
+    pub sessions: Sessions,
+    /// Position of the last batch of the log that it contains.
+    pub index: u64,
+    /// The log's epoch, part of resume tokens.
+    pub epoch: u32,
+}
+
+/// Writes a checkpoint into `dir` and removes older ones. Returns its size in bytes.
+pub fn save(dir: &Path, data: &CheckpointData, epoch: u32) -> Result<u64, CheckpointError> {
+    let temporary = dir.join(TEMPORARY);
+    let name = dir.join(format!("{:020}{SUFFIX}", data.index));
+    let failed = |error| CheckpointError::Io(temporary.clone(), error);
+    let file = File::create(&temporary).map_err(failed)?;
+    let mut out = Sink { out: BufWriter::with_capacity(1 << 20, file), crc: digest(), bytes: 0 };
+    write_all(&mut out, data, epoch).map_err(failed)?;
+    let bytes = out.bytes;
+    let file = out.out.into_inner().map_err(|error| failed(error.into_error()))?;
+    file.sync_all().map_err(failed)?;
+    std::fs::rename(&temporary, &name).map_err(failed)?;
+    sync_dir(dir)?;
+    for old in list(dir)? {
+        if old != name {
+            std::fs::remove_file(&old).map_err(|error| CheckpointError::Io(old, error))?;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Reads the newest checkpoint of `dir`, if there is one.
+pub fn load(dir: &Path) -> Result<Option<Loaded>, CheckpointError> {
+    let Some(path) = list(dir)?.pop() else { return Ok(None) };
+    let file = File::open(&path).map_err(|error| CheckpointError::Io(path.clone(), error))?;
+    let source = Source { input: BufReader::with_capacity(1 << 20, file), crc: digest(), path: path.clone() };
+    read_all(source).map(Some)
+}
+
+/// The checkpoints of `dir`, oldest first.
+fn list(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let failed = |error| CheckpointError::Io(dir.to_path_buf(), error);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.to_string_lossy().ends_with(SUFFIX) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|error| CheckpointError::Io(dir.to_path_buf(), error))
+}
+
+fn digest() -> Digest {
+    Digest::new(CrcAlgorithm::Crc32Iscsi)
+}
+
+struct Sink {
+    out: BufWriter<File>,
+    crc: Digest,
+    bytes: u64,
+}
+
+impl Sink {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.crc.update(bytes);
+        self.bytes += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+
+    fn record(&mut self, tag: u8, number: u64, doc: RawDoc<'_>) -> io::Result<()> {
+        self.put(&[tag])?;
+        self.put(&number.to_le_bytes())?;
+        self.put(doc.bytes())
+    }
+}
+
+fn write_all(out: &mut Sink, data: &CheckpointData, epoch: u32) -> io::Result<()> {
+    out.put(MAGIC)?;
+    out.put(header(data, epoch).bytes())?;
+    for collection in data.state.collections() {
+        out.record(TAG_COLLECTION, u64::from(collection.info.number), describe_collection(collection).raw())?;
+        for (record, doc) in collection.records() {
+            out.record(TAG_DOCUMENT, record, doc.raw())?;
+        }
+    }
+    for session in &data.sessions {
+        out.record(TAG_SESSION, 0, session.raw())?;
+    }
+    out.put(&[TAG_END])?;
+    let crc = out.crc.finalize() as u32;
+    out.out.write_all(&crc.to_le_bytes())
+}
+
+fn header(data: &CheckpointData, epoch: u32) -> Doc {
+    let mut header = DocBuilder::new();
+    header.append("index", data.index as i64).append("epoch", i64::from(epoch)).append("at", data.state.at());
+    header.append("nextCollection", i64::from(data.state.next_collection())).start_array("dropped");
+    for dropped in data.state.dropped() {
+        let info = describe(&dropped.ns, dropped.uuid, RawDoc::empty());
+        header.push(doc! { "number": i64::from(dropped.number), "info": info, "at": dropped.at });
+    }
+    header.finish()
+}
+
+fn describe_collection(collection: &Collection) -> Doc {
+    let info = &collection.info;
+    let mut out = DocBuilder::new();
+    out.append("info", describe(&info.ns, info.uuid, info.options.raw()));
+    out.append("nextRecord", collection.next_record() as i64);
+    let indexes: Vec<_> = collection.indexes().iter().skip(1).map(|index| index.spec.doc.clone()).collect();
+    out.append_docs("indexes", &indexes);
+    out.finish()
+}
+
+struct Source {
+    input: BufReader<File>,
+    crc: Digest,
+    path: PathBuf,
+}
+
+impl Source {
+    fn damaged(&self, reason: impl Into<String>) -> CheckpointError {
+        CheckpointError::Damaged(self.path.clone(), reason.into())
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        self.input.read_exact(bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.damaged("it ends early"),
+            _ => CheckpointError::Io(self.path.clone(), error),
+        })?;
+        self.crc.update(bytes);
+        Ok(())
+    }
+
+    fn byte(&mut self) -> Result<u8, CheckpointError> {
+        let mut byte = [0];
+        self.fill(&mut byte)?;
+        Ok(byte[0])
+    }
+
+    fn number(&mut self) -> Result<u64, CheckpointError> {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn doc(&mut self) -> Result<Doc, CheckpointError> {
+        let mut length = [0; 4];
+        self.fill(&mut length)?;
+        let size = u32::from_le_bytes(length) as usize;
+        if !(5..=RECORD_BYTES_MAX).contains(&size) {
+            return Err(self.damaged(format!("a record of {size} bytes")));
+        }
+        let mut bytes = vec![0; size];
+        bytes[..4].copy_from_slice(&length);
+        self.fill(&mut bytes[4..])?;
+        Ok(Doc::from_checked(Bytes::from(bytes)))
+    }
+}
+
+fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
+    let mut magic = [0; 8];
+    source.fill(&mut magic)?;
+    if &magic != MAGIC {
+        return Err(source.damaged("it does not begin like a checkpoint of this version"));
+    }
+    let header = source.doc()?;
+    let number = |field: &str| {
+        header.get(field).and_then(|value| value.as_integer()).and_then(|n| u64::try_from(n).ok())
+    };
+    let (Some(index), Some(epoch), Some(next), Some(Value::Timestamp(at))) =
+        (number("index"), number("epoch"), number("nextCollection"), header.get("at"))
+    else {
+        return Err(source.damaged("its header lacks fields"));
+    };
+    let mut loaded =
+        Loaded { state: State::default(), sessions: Sessions::default(), index, epoch: epoch as u32 };
+    let mut loading = Loading { collection: None, scratch: Scratch::default(), at };
+    loop {
+        match source.byte()? {
+            TAG_END => break,
+            tag => {
+                let (number, doc) = (source.number()?, source.doc()?);
+                loading.take(&mut loaded, tag, number, doc).map_err(|reason| source.damaged(reason))?;
+            }
+        }
+    }
+    loading.finish(&mut loaded);
+    let expected = source.crc.finalize() as u32;
+    let mut crc = [0; 4];
+    source.fill(&mut crc)?;
+    if u32::from_le_bytes(crc) != expected {
+        return Err(source.damaged("its checksum is wrong"));
+    }
+    loaded.state.restore_rest(next as u32, dropped(header.raw()), at);
+    Ok(loaded)
+}
+
+fn dropped(header: RawDoc<'_>) -> Vec<Dropped> {
+    let all = header.get("dropped").and_then(|all| all.as_array()).unwrap_or(RawDoc::empty());
+    let one = |value: Value<'_>| {
+        let entry = value.as_document()?;
+        let info = entry.get("info")?.as_document()?;
+        let Some(Value::Timestamp(at)) = entry.get("at") else { return None };
+        let number = u32::try_from(entry.get("number")?.as_integer()?).ok()?;
+        let ns = Namespace::parse(info.get("ns")?.as_str()?).ok()?;
+        Some(Dropped { number, ns, uuid: uuid_of(info)?, at })
+    };
+    all.values().filter_map(one).collect()
+}
+
+/// The collection being filled.
+struct Loading {
+    collection: Option<Collection>,
+    scratch: Scratch,
+    at: Timestamp,
+}
+
+impl Loading {
+    fn take(&mut self, loaded: &mut Loaded, tag: u8, number: u64, doc: Doc) -> Result<(), String> {
+        match tag {
+            TAG_COLLECTION => {
+                self.finish(loaded);
+                self.collection = Some(collection(number, doc.raw())?);
+            }
+            TAG_DOCUMENT => {
+                let collection = self.collection.as_mut().ok_or("a document outside of a collection")?;
+                collection.insert(number, doc, &mut self.scratch).map_err(|error| error.to_string())?;
+            }
+            TAG_SESSION => loaded.sessions.apply(doc.raw()).map_err(|error| error.to_string())?,
+            tag => return Err(format!("an unknown record kind {tag}")),
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, loaded: &mut Loaded) {
+        if let Some(collection) = self.collection.take() {
+            loaded.state.restore(collection, self.at);
+        }
+    }
+}
+
+fn collection(number: u64, doc: RawDoc<'_>) -> Result<Collection, String> {
+    let missing = "a collection's description lacks fields";
+    let info = doc.get("info").and_then(|info| info.as_document()).ok_or(missing)?;
+    let ns = Namespace::parse(info.get("ns").and_then(|ns| ns.as_str()).ok_or(missing)?)
+        .map_err(|e| e.to_string())?;
+    let options = info.get("options").and_then(|options| options.as_document()).ok_or(missing)?.to_doc();
+    let number = u32::try_from(number).map_err(|error| error.to_string())?;
+    let info =
+        CollectionInfo::new(number, ns, uuid_of(info).ok_or(missing)?, options).map_err(|e| e.to_string())?;
+    let mut collection = Collection::new(info);
+    let next = doc.get("nextRecord").and_then(|next| next.as_integer()).and_then(|n| u64::try_from(n).ok());
+    collection.raise_next_record(next.ok_or(missing)?);
+    let indexes = doc.get("indexes").and_then(|indexes| indexes.as_array()).ok_or(missing)?;
+    for spec in indexes.values().filter_map(|spec| spec.as_document()) {
+        let spec = IndexSpec::parse(spec).map_err(|error| error.to_string())?;
+        collection
+            .create_index(Arc::new(spec), &mut Scratch::default())
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(collection)
+}

@@ -1,0 +1,288 @@
+//! What protocols ask of the engine, and what they get back.
+
+use crate::namespace::Namespace;
+use bytes::Bytes;
+use rockdove_documents::filter::Filter;
+use rockdove_documents::projection::Projection;
+use rockdove_documents::sort::Sort;
+use rockdove_documents::update::Update;
+use rockdove_documents::{Doc, Error, Owned, Timestamp};
+
+/// When a write is acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ack {
+    /// When it is in the log (survives the death of the process, not of the machine).
+    #[default]
+    Written,
+    /// When it is on disk. In memory-only mode the same as [`Ack::Written`].
+    Synced,
+}
+
+/// The session and number of a retryable write: carried out once, however often it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// The logical session's id.
+    pub session: Bytes,
+    /// The transaction number.
+    pub number: i64,
+    /// The number of each statement; empty means 0, 1, 2…
+    pub statements: Vec<i32>,
+}
+
+/// Some statements to carry out in their order, each atomically.
+#[derive(Debug)]
+pub struct Write {
+    /// The statements.
+    pub statements: Vec<Statement>,
+    /// Stop at the first that fails.
+    pub ordered: bool,
+    /// Carried out once, if given.
+    pub retry: Option<Retry>,
+    /// When to acknowledge.
+    pub ack: Ack,
+    /// Skip the collections' validators.
+    pub bypass_validation: bool,
+}
+
+/// One statement.
+#[derive(Debug)]
+pub enum Statement {
+    /// Insert a document.
+    Insert {
+        /// Where.
+        ns: Namespace,
+        /// What; gets an `_id` if it has none.
+        doc: Doc,
+    },
+    /// Update documents.
+    Update(Box<UpdateStatement>),
+    /// Delete documents.
+    Delete(Box<DeleteStatement>),
+}
+
+/// An update statement.
+#[derive(Debug)]
+pub struct UpdateStatement {
+    /// Where.
+    pub ns: Namespace,
+    /// Which documents.
+    pub filter: Filter,
+    /// How they change.
+    pub update: Update,
+    /// All that match, instead of the first.
+    pub multi: bool,
+    /// Insert a document if none matches.
+    pub upsert: bool,
+    /// Which is the first.
+    pub sort: Option<Sort>,
+    /// Which index to use.
+    pub hint: Option<Hint>,
+}
+
+/// A delete statement.
+#[derive(Debug)]
+pub struct DeleteStatement {
+    /// Where.
+    pub ns: Namespace,
+    /// Which documents.
+    pub filter: Filter,
+    /// All that match, instead of the first.
+    pub multi: bool,
+    /// Which index to use.
+    pub hint: Option<Hint>,
+}
+
+/// The index a query shall use.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Hint {
+    /// By its name.
+    Name(String),
+    /// By its keys.
+    Keys(Doc),
+    /// None: read all records, in insertion order (`1`) or the other way (`-1`).
+    Natural {
+        /// Newest first.
+        reverse: bool,
+    },
+}
+
+/// What a statement did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// One document was inserted.
+    Inserted,
+    /// Documents were updated.
+    Updated {
+        /// How many matched.
+        matched: u64,
+        /// How many changed.
+        modified: u64,
+        /// `_id` of the document that was inserted because none matched.
+        upserted: Option<Owned>,
+    },
+    /// Documents were deleted.
+    Deleted {
+        /// How many.
+        count: u64,
+    },
+}
+
+/// What became of a [`Write`].
+#[derive(Clone, Debug)]
+pub struct WriteReply {
+    /// One result per statement that was tried, in order.
+    pub results: Vec<Result<Outcome, WriteError>>,
+    /// Numbers of statements that had been carried out before.
+    pub retried: Vec<i32>,
+    /// The log's time after it.
+    pub at: Timestamp,
+}
+
+/// Why a statement failed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WriteError {
+    /// The error.
+    pub error: Error,
+    /// Further fields of the `writeErrors` entry (`keyPattern`, `keyValue`, `errInfo`).
+    pub details: Option<Doc>,
+}
+
+impl From<Error> for WriteError {
+    fn from(error: Error) -> WriteError {
+        WriteError { error, details: None }
+    }
+}
+
+/// Change or remove one document and return it.
+#[derive(Debug)]
+pub struct FindAndModify {
+    /// Where.
+    pub ns: Namespace,
+    /// Which document.
+    pub filter: Filter,
+    /// Which is the first.
+    pub sort: Option<Sort>,
+    /// What to do with it.
+    pub action: Modify,
+    /// Which of its fields to return.
+    pub projection: Option<Projection>,
+    /// Which index to use.
+    pub hint: Option<Hint>,
+    /// Carried out once, if given.
+    pub retry: Option<Retry>,
+    /// When to acknowledge.
+    pub ack: Ack,
+    /// Skip the collection's validator.
+    pub bypass_validation: bool,
+}
+
+/// What [`FindAndModify`] does.
+#[derive(Debug)]
+pub enum Modify {
+    /// Remove the document.
+    Remove,
+    /// Update it.
+    Update {
+        /// How.
+        update: Box<Update>,
+        /// Insert a document if none matches.
+        upsert: bool,
+        /// Return the document after the update instead of before.
+        return_new: bool,
+    },
+}
+
+/// What became of a [`FindAndModify`].
+#[derive(Clone, Debug)]
+pub struct FindAndModifyReply {
+    /// The document, if there was one to return.
+    pub value: Option<Doc>,
+    /// Whether a document was found.
+    pub found: bool,
+    /// `_id` of the document that was inserted because none matched.
+    pub upserted: Option<Owned>,
+    /// Whether it had been carried out before.
+    pub retried: bool,
+    /// The log's time after it.
+    pub at: Timestamp,
+}
+
+/// Changes to what collections and indexes there are.
+#[derive(Clone, Debug)]
+pub enum Definition {
+    /// `create`.
+    Create {
+        /// Its name.
+        ns: Namespace,
+        /// Its options, as the command has them.
+        options: Doc,
+    },
+    /// `collMod`: the changed options and, under `index`, a changed index.
+    Modify {
+        /// Its name.
+        ns: Namespace,
+        /// The command's fields.
+        changes: Doc,
+    },
+    /// `drop`.
+    Drop {
+        /// Its name.
+        ns: Namespace,
+    },
+    /// `dropDatabase`.
+    DropDatabase {
+        /// Its name.
+        database: String,
+    },
+    /// `renameCollection`.
+    Rename {
+        /// Its name.
+        from: Namespace,
+        /// Its new name.
+        to: Namespace,
+        /// Drop the collection that has that name.
+        drop_target: bool,
+    },
+    /// `createIndexes`.
+    CreateIndexes {
+        /// The collection, which is made if it is not there.
+        ns: Namespace,
+        /// The specifications.
+        specs: Vec<Doc>,
+    },
+    /// `dropIndexes`.
+    DropIndexes {
+        /// The collection.
+        ns: Namespace,
+        /// Which.
+        which: IndexChoice,
+    },
+}
+
+/// Which indexes to drop.
+#[derive(Clone, Debug)]
+pub enum IndexChoice {
+    /// All but `_id_`.
+    All,
+    /// Those of these names.
+    Names(Vec<String>),
+    /// The one with these keys.
+    Keys(Doc),
+}
+
+/// What became of a [`Definition`].
+#[derive(Clone, Debug, Default)]
+pub struct DefinitionReply {
+    /// Whether anything changed.
+    pub changed: bool,
+    /// Number of indexes before.
+    pub indexes_before: i32,
+    /// Number of indexes after.
+    pub indexes_after: i32,
+    /// Whether `createIndexes` made the collection.
+    pub created_collection: bool,
+    /// For `collMod` of an index: what changed, as the reply shows it.
+    pub details: Doc,
+    /// The log's time after it.
+    pub at: Timestamp,
+}

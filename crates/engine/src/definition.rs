@@ -1,0 +1,308 @@
+//! How the sequencer carries out changes to collections and indexes.
+
+use crate::collection::{Collection, CollectionInfo};
+use crate::command::{Definition, DefinitionReply, IndexChoice};
+use crate::effects::Effect;
+use crate::index::{ID_INDEX, IndexSpec};
+use crate::namespace::Namespace;
+use crate::sequencer::{Batch, Sequencer};
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
+use std::sync::Arc;
+
+/// Most indexes of a collection (MongoDB manual, limits).
+const INDEXES_MAX: usize = 64;
+/// Options of `collMod` that go into a collection's own options.
+const MODIFIABLE: [&str; 4] =
+    ["validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages"];
+
+/// Carries out a definition command.
+pub fn carry_out(seq: &mut Sequencer, definition: Definition, batch: &mut Batch) -> Result<DefinitionReply> {
+    let mut reply = match definition {
+        Definition::Create { ns, options } => create(seq, &ns, options, batch),
+        Definition::Modify { ns, changes } => modify(seq, &ns, changes.raw(), batch),
+        Definition::Drop { ns } => drop_collection(seq, &ns, batch),
+        Definition::DropDatabase { database } => drop_database(seq, &database, batch),
+        Definition::Rename { from, to, drop_target } => rename(seq, &from, &to, drop_target, batch),
+        Definition::CreateIndexes { ns, specs } => create_indexes(seq, &ns, &specs, batch),
+        Definition::DropIndexes { ns, which } => drop_indexes(seq, &ns, &which, batch),
+    }?;
+    reply.at = seq.state.at();
+    Ok(reply)
+}
+
+fn changed() -> DefinitionReply {
+    DefinitionReply { changed: true, ..DefinitionReply::default() }
+}
+
+fn existing(seq: &Sequencer, ns: &Namespace) -> Result<Arc<Collection>> {
+    let found = seq.state.collection(ns).cloned();
+    found.ok_or_else(|| Error::new(code::NAMESPACE_NOT_FOUND, format!("ns does not exist: {ns}")))
+}
+
+fn create(seq: &mut Sequencer, ns: &Namespace, options: Doc, batch: &mut Batch) -> Result<DefinitionReply> {
+    if let Some(there) = seq.state.collection(ns) {
+        if there.info.options == options {
+            return Ok(DefinitionReply::default());
+        }
+        let message =
+            format!("namespace {ns} already exists, but with different options: {:?}", there.info.options);
+        return Err(Error::new(code::NAMESPACE_EXISTS, message));
+    }
+    CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+    seq.create_collection(ns, options, batch)?;
+    Ok(changed())
+}
+
+fn modify(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    changes: RawDoc<'_>,
+    batch: &mut Batch,
+) -> Result<DefinitionReply> {
+    let collection = existing(seq, ns)?;
+    let mut reply = changed();
+    if let Some(Value::Document(index)) = changes.get("index") {
+        reply.details = modify_index(seq, &collection, index, batch)?;
+    }
+    let is_view = collection.info.view.is_some();
+    let allowed =
+        |name: &str| MODIFIABLE.contains(&name) || (is_view && matches!(name, "viewOn" | "pipeline"));
+    if changes.iter().any(|element| allowed(element.key())) {
+        let mut options = DocBuilder::new();
+        for element in collection.info.options.raw() {
+            if !allowed(element.key()) || changes.get(element.key()).is_none() {
+                options.append_element(element);
+            }
+        }
+        for element in changes.iter().filter(|element| allowed(element.key())) {
+            options.append_element(element);
+        }
+        let options = options.finish();
+        CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+        seq.effect(batch, Effect::Modify { collection: collection.info.number, options }, None)?;
+    }
+    Ok(reply)
+}
+
+/// Changes `expireAfterSeconds` or `hidden` of an index; returns old and new values as `collMod` reports them.
+fn modify_index(
+    seq: &mut Sequencer,
+    collection: &Arc<Collection>,
+    change: RawDoc<'_>,
+    batch: &mut Batch,
+) -> Result<Doc> {
+    let spec = match (change.get("name"), change.get("keyPattern")) {
+        (Some(Value::String(name)), _) => collection.index(name).map(|index| index.spec.clone()),
+        (None, Some(Value::Document(keys))) => by_keys(collection, keys)?.pop(),
+        _ => return Err(Error::new(code::INVALID_OPTIONS, "'index' needs either 'name' or 'keyPattern'")),
+    };
+    let spec = spec.ok_or_else(|| {
+        Error::new(code::INDEX_NOT_FOUND, format!("cannot find index for ns {}", collection.info.ns))
+    })?;
+    let (mut details, mut new) = (DocBuilder::new(), DocBuilder::new());
+    let fields = ["expireAfterSeconds", "hidden"];
+    for element in spec.doc.raw() {
+        if !fields.contains(&element.key()) || change.get(element.key()).is_none() {
+            new.append_element(element);
+        }
+    }
+    for field in fields {
+        if let Some(value) = change.get(field) {
+            let old = spec.doc.get(field);
+            details.append(
+                &format!("{field}_old"),
+                old.unwrap_or(if field == "hidden" { Value::Bool(false) } else { Value::Null }),
+            );
+            details.append(&format!("{field}_new"), value);
+            new.append_value(field, value);
+        }
+    }
+    let new = new.finish();
+    IndexSpec::parse(new.raw())?;
+    seq.effect(batch, Effect::CreateIndex { collection: collection.info.number, spec: new }, None)?;
+    Ok(details.finish())
+}
+
+fn drop_collection(seq: &mut Sequencer, ns: &Namespace, batch: &mut Batch) -> Result<DefinitionReply> {
+    let Some(collection) = seq.state.collection(ns).cloned() else { return Ok(DefinitionReply::default()) };
+    seq.effect(batch, Effect::Drop { collection: collection.info.number }, None)?;
+    Ok(DefinitionReply { indexes_before: collection.indexes().len() as i32, ..changed() })
+}
+
+fn drop_database(seq: &mut Sequencer, database: &str, batch: &mut Batch) -> Result<DefinitionReply> {
+    let all: Vec<_> = seq.state.in_database(database).map(|collection| collection.info.number).collect();
+    if all.is_empty() {
+        return Ok(DefinitionReply::default());
+    }
+    for collection in all {
+        seq.effect(batch, Effect::Drop { collection }, None)?;
+    }
+    seq.effect(batch, Effect::DropDatabase { name: doc! { "db": database } }, None)?;
+    Ok(changed())
+}
+
+fn rename(
+    seq: &mut Sequencer,
+    from: &Namespace,
+    to: &Namespace,
+    drop_target: bool,
+    batch: &mut Batch,
+) -> Result<DefinitionReply> {
+    if from == to {
+        return Err(Error::new(code::ILLEGAL_OPERATION, "Can't rename a collection to itself"));
+    }
+    let source = seq.state.collection(from).cloned();
+    let source = source.ok_or_else(|| {
+        Error::new(code::NAMESPACE_NOT_FOUND, format!("Source collection {from} does not exist"))
+    })?;
+    if let Some(target) = seq.state.collection(to).cloned() {
+        if !drop_target {
+            return Err(Error::new(code::NAMESPACE_EXISTS, "target namespace exists"));
+        }
+        seq.effect(batch, Effect::Drop { collection: target.info.number }, None)?;
+    }
+    let names = doc! { "from": from.full(), "to": to.full() };
+    seq.effect(batch, Effect::Rename { collection: source.info.number, names }, None)?;
+    Ok(changed())
+}
+
+fn create_indexes(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    specs: &[Doc],
+    batch: &mut Batch,
+) -> Result<DefinitionReply> {
+    let parsed: Vec<IndexSpec> =
+        specs.iter().map(|spec| IndexSpec::parse(spec.raw())).collect::<Result<_>>()?;
+    let created_collection = seq.state.collection(ns).is_none();
+    let info = seq.ensure_collection(ns, batch)?;
+    if info.view.is_some() {
+        return Err(Error::new(
+            code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+            format!("Namespace {ns} is a view, not a collection"),
+        ));
+    }
+    let count =
+        |seq: &Sequencer| seq.state.collection(ns).map_or(0, |collection| collection.indexes().len() as i32);
+    let indexes_before = count(seq);
+    let mut made: Vec<&str> = Vec::new();
+    for spec in &parsed {
+        let result = create_index(seq, &info, spec, batch);
+        match result {
+            Ok(true) => made.push(&spec.name),
+            Ok(false) => {}
+            Err(error) => {
+                // All or nothing: those of this command that were built go again.
+                for name in made {
+                    let name = doc! { "name": name };
+                    seq.effect(batch, Effect::DropIndex { collection: info.number, name }, None)?;
+                }
+                return Err(error);
+            }
+        }
+    }
+    let indexes_after = count(seq);
+    Ok(DefinitionReply {
+        changed: indexes_after != indexes_before,
+        indexes_before,
+        indexes_after,
+        created_collection,
+        ..Default::default()
+    })
+}
+
+/// Builds an index unless it is there already; `false` if it was.
+fn create_index(
+    seq: &mut Sequencer,
+    info: &CollectionInfo,
+    spec: &IndexSpec,
+    batch: &mut Batch,
+) -> Result<bool> {
+    let Some(collection) = seq.state.by_number(info.number) else { return Ok(false) };
+    for there in collection.indexes().iter().map(|index| &index.spec) {
+        let same_options = there.doc.get("expireAfterSeconds").map(|v| v.to_owned())
+            == spec.doc.get("expireAfterSeconds").map(|v| v.to_owned());
+        let is_id = there.name == ID_INDEX;
+        match (there.name == spec.name, there.same_signature(spec) || (is_id && same_id_keys(spec))) {
+            (true, true) if same_options => return Ok(false),
+            (_, true) if is_id => return Ok(false),
+            (true, true) => {
+                let message = format!(
+                    "An equivalent index already exists with the same name but different options. Requested index: {:?}, existing index: {:?}",
+                    spec.doc, there.doc
+                );
+                return Err(Error::new(code::INDEX_OPTIONS_CONFLICT, message));
+            }
+            (false, true) => {
+                let message = format!("Index already exists with a different name: {}", there.name);
+                return Err(Error::new(code::INDEX_OPTIONS_CONFLICT, message));
+            }
+            (true, false) => {
+                let message = format!(
+                    "An existing index has the same name as the requested index. When index names are not specified, they are auto generated and can cause conflicts. Please refer to our documentation. Requested index: {:?}, existing index: {:?}",
+                    spec.doc, there.doc
+                );
+                return Err(Error::new(code::INDEX_KEY_SPECS_CONFLICT, message));
+            }
+            (false, false) => {}
+        }
+    }
+    if collection.indexes().len() >= INDEXES_MAX {
+        let message = format!("too many indexes: {} has {INDEXES_MAX} already", info.ns);
+        return Err(Error::new(code::CANNOT_CREATE_INDEX, message));
+    }
+    let (number, spec) = (info.number, spec.doc.clone());
+    seq.effect(batch, Effect::CreateIndex { collection: number, spec }, None)?;
+    Ok(true)
+}
+
+fn same_id_keys(spec: &IndexSpec) -> bool {
+    let mut keys = spec.key_doc().iter();
+    let first = keys.next().map(|element| (element.key().to_string(), element.value().as_integer()));
+    first == Some(("_id".into(), Some(1))) && keys.next().is_none()
+}
+
+fn drop_indexes(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    which: &IndexChoice,
+    batch: &mut Batch,
+) -> Result<DefinitionReply> {
+    let collection = existing(seq, ns)?;
+    let indexes_before = collection.indexes().len() as i32;
+    let names: Vec<String> = match which {
+        IndexChoice::All => {
+            let specs = collection.indexes().iter().map(|index| index.spec.name.clone());
+            specs.filter(|name| name != ID_INDEX).collect()
+        }
+        IndexChoice::Names(names) => names.clone(),
+        IndexChoice::Keys(keys) => match by_keys(&collection, keys.raw())?.pop() {
+            Some(spec) => vec![spec.name.clone()],
+            None => {
+                let message = format!("can't find index with key: {keys:?}");
+                return Err(Error::new(code::INDEX_NOT_FOUND, message));
+            }
+        },
+    };
+    for name in &names {
+        if name == ID_INDEX {
+            return Err(Error::new(code::INVALID_OPTIONS, "cannot drop _id index"));
+        }
+        if collection.index(name).is_none() {
+            return Err(Error::new(code::INDEX_NOT_FOUND, format!("index not found with name [{name}]")));
+        }
+    }
+    for name in names {
+        seq.effect(
+            batch,
+            Effect::DropIndex { collection: collection.info.number, name: doc! { "name": name } },
+            None,
+        )?;
+    }
+    Ok(DefinitionReply { indexes_before, ..changed() })
+}
+
+fn by_keys(collection: &Collection, keys: RawDoc<'_>) -> Result<Vec<Arc<IndexSpec>>> {
+    let same = |spec: &&Arc<IndexSpec>| spec.has_keys(keys);
+    Ok(collection.indexes().iter().map(|index| &index.spec).filter(same).cloned().collect())
+}

@@ -1,0 +1,363 @@
+//! The engine as a whole: opening, the calls that protocols make, closing.
+
+use crate::checkpoint::{self, CheckpointError};
+use crate::clock::Clock;
+use crate::command::{
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteReply,
+};
+use crate::event::{Token, TokenKind, View};
+use crate::feed::{ChangeStream, EventPipeline, Feed, FeedStats, Scope};
+use crate::keeper::Keeper;
+use crate::limits::Memory;
+use crate::open::{self, OpenError};
+use crate::sequencer::{CheckpointData, Request, Sequencer, Start};
+use crate::state::State;
+use crate::statement;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
+use rockdove_journal::SyncPolicy;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// Requests that may wait for the sequencer; more make their callers wait.
+const REQUESTS_MAX: usize = 4096;
+
+/// How an engine is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it stores; `None` keeps everything in memory only.
+    pub dir: Option<PathBuf>,
+    /// When the log goes to disk without being asked.
+    pub sync: SyncPolicy,
+    /// Size of the log's segments in bytes.
+    pub segment_bytes: u64,
+    /// Stored bytes (documents and index keys) that count as full.
+    pub memory_limit_bytes: u64,
+    /// Warn from this percentage of the limit on.
+    pub memory_warn_percent: u64,
+    /// Refuse new documents from this percentage of the limit on.
+    pub memory_refuse_percent: u64,
+    /// Bytes of events kept for change streams to resume from.
+    pub history_bytes: usize,
+    /// A checkpoint is written when the log has grown by so many bytes and by as much as the last checkpoint.
+    pub checkpoint_bytes: u64,
+    /// The clock.
+    pub clock: Clock,
+}
+
+impl Options {
+    /// In memory only.
+    pub fn memory() -> Options {
+        Options {
+            dir: None,
+            sync: SyncPolicy::default(),
+            segment_bytes: 64 << 20,
+            memory_limit_bytes: 8 << 30,
+            memory_warn_percent: 75,
+            memory_refuse_percent: 90,
+            history_bytes: 64 << 20,
+            checkpoint_bytes: 64 << 20,
+            clock: Clock::system(),
+        }
+    }
+
+    /// Stored in `dir`, which is made if it is not there.
+    pub fn stored_in(dir: impl Into<PathBuf>) -> Options {
+        Options { dir: Some(dir.into()), ..Options::memory() }
+    }
+}
+
+/// The engine. Cloning gives another handle.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("epoch", &self.0.epoch).field("at", &self.operation_time()).finish()
+    }
+}
+
+struct Inner {
+    requests: mpsc::Sender<Request>,
+    published: Arc<ArcSwap<State>>,
+    feed: Arc<Feed>,
+    memory: Arc<Memory>,
+    clock: Clock,
+    epoch: u32,
+    /// Random part of the ObjectIds made here, and their counter.
+    object_ids: (u64, AtomicU64),
+    closing: AtomicBool,
+    sequencer: Mutex<Option<JoinHandle<()>>>,
+    keeper: Mutex<Option<Keeper>>,
+    recovery: open::Report,
+}
+
+impl Engine {
+    /// Opens the engine: loads the newest checkpoint, applies the log after it, starts its threads.
+    pub fn open(options: Options) -> Result<Engine, OpenError> {
+        let opened = open::open(&options)?;
+        let published = Arc::new(ArcSwap::from_pointee(opened.state.clone()));
+        let feed = Arc::new(Feed::start(opened.epoch, opened.state.at(), options.history_bytes)?);
+        feed.preload(opened.history, opened.complete_after);
+        let (limit, warn, refuse) =
+            (options.memory_limit_bytes, options.memory_warn_percent, options.memory_refuse_percent);
+        let memory = Arc::new(Memory::new(limit, warn, refuse));
+        memory.used(opened.state.bytes());
+        let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
+        let sequencer = Sequencer::new(Start {
+            state: opened.state,
+            sessions: opened.sessions,
+            log: opened.log,
+            index: opened.index,
+            marks: opened.marks,
+            published: published.clone(),
+            feed: feed.clone(),
+            clock: options.clock.clone(),
+            waiters: opened.waiters,
+            memory: memory.clone(),
+        });
+        let thread =
+            std::thread::Builder::new().name("sequencer".into()).spawn(move || sequencer.run(inbox))?;
+        let inner = Arc::new(Inner {
+            requests,
+            published,
+            feed,
+            memory,
+            clock: options.clock.clone(),
+            epoch: opened.epoch,
+            object_ids: (rand::random(), AtomicU64::new(rand::random())),
+            closing: AtomicBool::new(false),
+            sequencer: Mutex::new(Some(thread)),
+            keeper: Mutex::new(None),
+            recovery: opened.report,
+        });
+        let engine = Engine(inner);
+        let keeper = Keeper::start(
+            Arc::downgrade(&engine.0.published),
+            engine.0.requests.downgrade(),
+            &options,
+            opened.journal,
+            opened.epoch,
+        )?;
+        *engine.0.keeper.lock() = Some(keeper);
+        Ok(engine)
+    }
+
+    /// What opening found and did.
+    pub fn recovery(&self) -> &open::Report {
+        &self.0.recovery
+    }
+
+    /// The state as it is now; it stays as it is for as long as it is held.
+    pub fn snapshot(&self) -> Arc<State> {
+        self.0.published.load_full()
+    }
+
+    /// Time of the newest visible effect.
+    pub fn operation_time(&self) -> Timestamp {
+        self.0.published.load().at()
+    }
+
+    /// The clock in use, in milliseconds since 1970.
+    pub fn now_ms(&self) -> i64 {
+        self.0.clock.now_ms()
+    }
+
+    /// The memory watermarks.
+    pub fn memory(&self) -> &Memory {
+        &self.0.memory
+    }
+
+    /// What the change feed holds.
+    pub fn feed_stats(&self) -> FeedStats {
+        self.0.feed.stats()
+    }
+
+    /// A new ObjectId.
+    pub fn new_object_id(&self) -> ObjectId {
+        let seconds = u32::try_from(self.now_ms() / 1000).unwrap_or_default();
+        let (random, counter) = &self.0.object_ids;
+        let count = counter.fetch_add(1, Ordering::Relaxed);
+        ObjectId::from_parts(seconds, (random << 24) | (count & 0xff_ffff))
+    }
+
+    /// Carries out statements.
+    pub async fn write(&self, mut write: Write) -> Result<WriteReply> {
+        let mut refused = None;
+        for (position, statement) in write.statements.iter_mut().enumerate() {
+            if let Statement::Insert { doc, .. } = statement {
+                match statement::prepare_insert(std::mem::take(doc), || self.new_object_id()) {
+                    Ok(prepared) => *doc = prepared,
+                    Err(error) => {
+                        refused = Some((position, error));
+                        break;
+                    }
+                }
+            }
+        }
+        match refused {
+            None => self.ask(|reply| Request::Write(Box::new(write), reply)).await?,
+            Some((position, error)) => self.write_around(write, position, error).await,
+        }
+    }
+
+    /// Carries out what can be carried out of a write that holds an unacceptable document.
+    async fn write_around(&self, mut write: Write, position: usize, error: Error) -> Result<WriteReply> {
+        let rest = write.statements.split_off(position);
+        let numbers = write.retry.as_ref().map(|retry| {
+            (0..position + rest.len())
+                .map(|n| retry.statements.get(n).copied().unwrap_or(n as i32))
+                .collect::<Vec<_>>()
+        });
+        let part = |statements, from: usize, retry: &Option<crate::command::Retry>| Write {
+            statements,
+            retry: retry.clone().map(|retry| crate::command::Retry {
+                statements: numbers.as_ref().map(|all| all[from..].to_vec()).unwrap_or_default(),
+                ..retry
+            }),
+            ..Write {
+                statements: vec![],
+                ordered: write.ordered,
+                retry: None,
+                ack: write.ack,
+                bypass_validation: write.bypass_validation,
+            }
+        };
+        let first = part(std::mem::take(&mut write.statements), 0, &write.retry);
+        let mut reply = self.ask(|reply| Request::Write(Box::new(first), reply)).await??;
+        let stopped = write.ordered && reply.results.iter().any(|result| result.is_err());
+        if stopped {
+            return Ok(reply);
+        }
+        reply.results.push(Err(error.into()));
+        if !write.ordered && rest.len() > 1 {
+            let rest = part(rest.into_iter().skip(1).collect(), position + 1, &write.retry);
+            let more = Box::pin(self.write(rest)).await?;
+            reply.results.extend(more.results);
+            reply.retried.extend(more.retried);
+            reply.at = more.at;
+        }
+        Ok(reply)
+    }
+
+    /// Changes or removes one document and returns it.
+    pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply> {
+        self.ask(|reply| Request::FindAndModify(Box::new(command), reply)).await?
+    }
+
+    /// Changes what collections and indexes there are.
+    pub async fn define(&self, definition: Definition, ack: Ack) -> Result<DefinitionReply> {
+        self.ask(|reply| Request::Define(Box::new(definition), ack, reply)).await?
+    }
+
+    /// Returns once everything written so far is durable.
+    pub async fn sync(&self) -> Result<()> {
+        self.ask(Request::Sync).await?
+    }
+
+    /// Everything a checkpoint needs.
+    pub async fn checkpoint_data(&self) -> Result<CheckpointData> {
+        self.ask(Request::Checkpoint).await
+    }
+
+    /// Opens a change stream: what happens after `start` as `pipeline` lets it through. `stages` are the
+    /// pipeline's stages as the client wrote them: streams with equal stages share their evaluation.
+    pub fn watch(
+        &self,
+        scope: Scope,
+        view: View,
+        stages: bytes::Bytes,
+        pipeline: Arc<dyn EventPipeline>,
+        start: StartAt,
+    ) -> Result<ChangeStream> {
+        let after = match start {
+            StartAt::Now => self.operation_time(),
+            StartAt::Time(at) => Timestamp::from_bits(at.bits().saturating_sub(1)),
+            StartAt::After(token) => self.resume_point(token)?,
+        };
+        self.0.feed.follow(scope, view, stages, pipeline, after)
+    }
+
+    fn resume_point(&self, token: Token) -> Result<Timestamp> {
+        if token.epoch != self.0.epoch || token.at > self.operation_time() {
+            let message = "ChangeStreamHistoryLost: the resume token belongs to another history than this server's; the resume point may no longer be in the oplog";
+            return Err(Error::new(code::CHANGE_STREAM_HISTORY_LOST, message));
+        }
+        Ok(token.at)
+    }
+
+    /// A token that stands for now.
+    pub fn token_for_now(&self) -> Doc {
+        Token { at: self.operation_time(), epoch: self.0.epoch, kind: TokenKind::HighWater }.to_doc()
+    }
+
+    /// The log's epoch, part of every resume token.
+    pub fn epoch(&self) -> u32 {
+        self.0.epoch
+    }
+
+    async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
+        let (reply, answer) = oneshot::channel();
+        if self.0.closing.load(Ordering::Acquire) || self.0.requests.send(request(reply)).await.is_err() {
+            return Err(shutting_down());
+        }
+        answer.await.map_err(|_| shutting_down())
+    }
+
+    /// Stops taking requests, ends all change streams, closes the log cleanly. Later calls do nothing.
+    pub async fn close(&self) -> Result<(), String> {
+        if self.0.closing.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let keeper = self.0.keeper.lock().take();
+        let (reply, answer) = oneshot::channel();
+        let stopped = match self.0.requests.send(Request::Stop(reply)).await {
+            Ok(()) => answer.await.unwrap_or_else(|_| Err("the sequencer ended unexpectedly".into())),
+            Err(_) => Err("the sequencer had ended before".into()),
+        };
+        let (sequencer, feed) = (self.0.sequencer.lock().take(), self.0.feed.clone());
+        let joined = tokio::task::spawn_blocking(move || {
+            drop(keeper);
+            feed.stop();
+            sequencer.map_or(Ok(()), |thread| thread.join().map_err(|_| "the sequencer panicked".to_string()))
+        });
+        stopped.and(joined.await.map_err(|error| error.to_string())?)
+    }
+}
+
+/// Where a change stream starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StartAt {
+    /// With what happens from now on.
+    Now,
+    /// With what happened at this time or later.
+    Time(Timestamp),
+    /// After what this token stands for.
+    After(Token),
+}
+
+fn shutting_down() -> Error {
+    Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down")
+}
+
+impl From<CheckpointError> for OpenError {
+    fn from(error: CheckpointError) -> OpenError {
+        OpenError::Checkpoint(error)
+    }
+}
+
+/// Writes a checkpoint of `data` and lets the log forget what nobody needs any more.
+pub(crate) fn save_checkpoint(
+    dir: &std::path::Path,
+    data: &CheckpointData,
+    epoch: u32,
+    journal: &rockdove_journal::Journal,
+) -> Result<u64, String> {
+    let bytes = checkpoint::save(dir, data, epoch).map_err(|error| error.to_string())?;
+    journal.drop_before(data.wanted_from.min(data.index + 1)).map_err(|error| error.to_string())?;
+    Ok(bytes)
+}

@@ -1,0 +1,612 @@
+//! The change feed: recent events in order, and the streams that follow them.
+//!
+//! ```text
+//! sequencer ─ publish ─► ring ─► dispatcher thread ─► one group a distinct pipeline ─► its streams
+//! ```
+//!
+//! The dispatcher evaluates each distinct pipeline once per event, away from the sequencer, and wakes only the
+//! streams of groups that matched. A stream that lags behind what its group remembers reads the ring itself.
+//!
+//! Invariants
+//! * Every stream sees events in the log's order, each at most once; a position is a time in the log.
+//! * A slow stream holds a position, not events. When its position falls out of the ring, it gets
+//!   `ChangeStreamHistoryLost` and nobody else notices.
+//! * Publishing never waits for a stream.
+
+use crate::event::{Change, Event, Token, TokenKind, View, invalidate};
+use crate::namespace::Namespace;
+use parking_lot::{Condvar, Mutex, RwLock};
+use rockdove_documents::{Doc, Error, Result, Timestamp, code};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// How many events a group remembers for its streams; what is older they read from the ring.
+const GROUP_EVENTS_MAX: usize = 4096;
+/// How many events are taken from the ring in one go.
+const CHUNK: usize = 512;
+/// Most events the ring keeps, whatever their size.
+const RING_EVENTS_MAX: usize = 1_000_000;
+
+/// What part of the server a stream follows.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Scope {
+    /// One collection.
+    Collection(Namespace),
+    /// All collections of a database.
+    Database(String),
+    /// Everything.
+    Cluster,
+}
+
+/// What a stream does with an event: the stages after `$changeStream`.
+pub trait EventPipeline: Send + Sync {
+    /// The event as the stages leave it; `None` if they leave it out.
+    fn apply(&self, event: Doc) -> Result<Option<Doc>>;
+}
+
+/// Which events two streams share: equal keys are evaluated once.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct GroupKey {
+    scope: Scope,
+    view: View,
+    stages: bytes::Bytes,
+}
+
+/// The feed.
+pub struct Feed {
+    shared: Arc<Shared>,
+    dispatcher: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    ring: RwLock<Ring>,
+    groups: Mutex<HashMap<GroupKey, Weak<Group>>>,
+    /// Every group was given every event up to here.
+    dispatched: AtomicU64,
+    stopping: AtomicBool,
+    wake: (Mutex<()>, Condvar),
+    epoch: u32,
+}
+
+/// Recent events.
+struct Ring {
+    events: VecDeque<Arc<Event>>,
+    bytes: usize,
+    bytes_max: usize,
+    /// Everything later than this is in the ring.
+    complete_after: Timestamp,
+    last: Timestamp,
+}
+
+/// What the ring holds, for status pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FeedStats {
+    /// Events in the ring.
+    pub events: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Bytes allowed.
+    pub bytes_max: usize,
+    /// Distinct pipelines being followed.
+    pub groups: usize,
+    /// Streams may resume after this time.
+    pub complete_after: Timestamp,
+    /// Time of the newest event.
+    pub last: Timestamp,
+}
+
+/// One distinct pipeline and the events it let through lately.
+struct Group {
+    key: GroupKey,
+    pipeline: Arc<dyn EventPipeline>,
+    matched: Mutex<Matched>,
+    news: Notify,
+}
+
+struct Matched {
+    events: VecDeque<Found>,
+    /// Everything later than this that matched is in `events`.
+    complete_after: Timestamp,
+}
+
+/// An event that concerns a stream: what to deliver, and whether the stream ends with it.
+#[derive(Clone)]
+struct Found {
+    at: Timestamp,
+    doc: Result<Option<Doc>>,
+    invalidate: Option<Doc>,
+}
+
+impl Feed {
+    /// Starts the feed of a log whose last effect happened at `last`.
+    pub fn start(epoch: u32, last: Timestamp, bytes_max: usize) -> std::io::Result<Feed> {
+        let ring = Ring { events: VecDeque::new(), bytes: 0, bytes_max, complete_after: last, last };
+        let shared = Arc::new(Shared {
+            ring: RwLock::new(ring),
+            groups: Mutex::default(),
+            dispatched: AtomicU64::new(last.bits()),
+            stopping: AtomicBool::new(false),
+            wake: (Mutex::new(()), Condvar::new()),
+            epoch,
+        });
+        let worker = shared.clone();
+        let thread = std::thread::Builder::new().name("feed".into()).spawn(move || worker.dispatch())?;
+        Ok(Feed { shared, dispatcher: Mutex::new(Some(thread)) })
+    }
+
+    /// Takes in the events of a batch, which are in order and newer than all before.
+    pub fn publish(&self, events: Vec<Event>, upto: Timestamp) {
+        let mut ring = self.shared.ring.write();
+        for event in events {
+            ring.bytes += event.bytes();
+            ring.events.push_back(Arc::new(event));
+        }
+        ring.last = upto;
+        ring.trim();
+        drop(ring);
+        self.shared.wake();
+    }
+
+    /// Puts events from before the start of the feed in front: the log's recent history.
+    pub fn preload(&self, events: Vec<Event>, complete_after: Timestamp) {
+        let mut ring = self.shared.ring.write();
+        for event in events.into_iter().rev() {
+            ring.bytes += event.bytes();
+            ring.events.push_front(Arc::new(event));
+        }
+        ring.complete_after = complete_after;
+        ring.trim();
+    }
+
+    /// Opens a stream of what happens after `after`.
+    pub fn follow(
+        &self,
+        scope: Scope,
+        view: View,
+        stages: bytes::Bytes,
+        pipeline: Arc<dyn EventPipeline>,
+        after: Timestamp,
+    ) -> Result<ChangeStream> {
+        self.shared.check_history(after)?;
+        let group = self.shared.join(GroupKey { scope, view, stages }, pipeline);
+        Ok(ChangeStream { shared: self.shared.clone(), group, position: after, ended: false })
+    }
+
+    /// What the ring holds.
+    pub fn stats(&self) -> FeedStats {
+        let ring = self.shared.ring.read();
+        FeedStats {
+            events: ring.events.len(),
+            bytes: ring.bytes,
+            bytes_max: ring.bytes_max,
+            groups: self.shared.groups.lock().len(),
+            complete_after: ring.complete_after,
+            last: ring.last,
+        }
+    }
+
+    /// Stops the dispatcher; streams then end with `ShutdownInProgress`.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.wake();
+        if let Some(thread) = self.dispatcher.lock().take() {
+            let _ = thread.join(); // a panic there was reported by the panic hook
+        }
+        let groups: Vec<_> = self.shared.groups.lock().values().filter_map(Weak::upgrade).collect();
+        groups.iter().for_each(|group| group.news.notify_waiters());
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Ring {
+    /// Drops the oldest events until the limits hold; the newest one always stays.
+    fn trim(&mut self) {
+        while self.events.len() > 1 && (self.bytes > self.bytes_max || self.events.len() > RING_EVENTS_MAX) {
+            if let Some(event) = self.events.pop_front() {
+                self.bytes -= event.bytes();
+                self.complete_after = event.at;
+            }
+        }
+    }
+
+    /// Up to [`CHUNK`] events after `after`.
+    fn after(&self, after: Timestamp) -> Vec<Arc<Event>> {
+        let start = self.events.partition_point(|event| event.at <= after);
+        self.events.range(start..).take(CHUNK).cloned().collect()
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        let _guard = self.wake.0.lock();
+        self.wake.1.notify_one();
+    }
+
+    fn check_history(&self, after: Timestamp) -> Result<()> {
+        let complete_after = self.ring.read().complete_after;
+        if after < complete_after {
+            let lost = "ChangeStreamHistoryLost: Resume of change stream was not possible, as the resume point may no longer be in the oplog.";
+            return Err(Error::new(code::CHANGE_STREAM_HISTORY_LOST, lost));
+        }
+        Ok(())
+    }
+
+    /// The group for `key`, made if there is none.
+    fn join(&self, key: GroupKey, pipeline: Arc<dyn EventPipeline>) -> Arc<Group> {
+        let mut groups = self.groups.lock();
+        if let Some(group) = groups.get(&key).and_then(Weak::upgrade) {
+            return group;
+        }
+        let complete_after = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
+        let matched = Mutex::new(Matched { events: VecDeque::new(), complete_after });
+        let group = Arc::new(Group { key: key.clone(), pipeline, matched, news: Notify::new() });
+        groups.insert(key, Arc::downgrade(&group));
+        group
+    }
+
+    /// The dispatcher's loop.
+    fn dispatch(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
+            let (events, last) = {
+                let ring = self.ring.read();
+                (ring.after(from), ring.last)
+            };
+            match events.last() {
+                Some(newest) => self.deliver(&events, newest.at),
+                None if last > from => self.deliver(&[], last),
+                None => {
+                    let mut guard = self.wake.0.lock();
+                    if self.ring.read().last <= from && !self.stopping.load(Ordering::Acquire) {
+                        self.wake.1.wait_for(&mut guard, Duration::from_secs(1));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives `events` to every group, then moves the mark to `upto`.
+    fn deliver(&self, events: &[Arc<Event>], upto: Timestamp) {
+        let mut groups = self.groups.lock();
+        let mut news: Vec<Arc<Group>> = Vec::new();
+        groups.retain(|_, group| {
+            let Some(group) = group.upgrade() else { return false };
+            let found: Vec<_> = events.iter().filter_map(|event| group.evaluate(event, self.epoch)).collect();
+            if !found.is_empty() {
+                group.remember(found);
+                news.push(group);
+            }
+            true
+        });
+        self.dispatched.store(upto.bits(), Ordering::Release);
+        drop(groups);
+        news.iter().for_each(|group| group.news.notify_waiters());
+    }
+}
+
+impl Group {
+    /// What of `event` concerns the group's streams.
+    fn evaluate(&self, event: &Event, epoch: u32) -> Option<Found> {
+        if !self.key.scope.contains(event) || !event.is_visible(&self.key.view) {
+            return None;
+        }
+        let doc = event.document(&self.key.view, epoch).and_then(|doc| self.pipeline.apply(doc));
+        let invalidate = match self.key.scope.ends_with(event) {
+            true => Some(invalidate(event.at, event.wall_ms, epoch)),
+            false => None,
+        };
+        match (&doc, &invalidate) {
+            (Ok(None), None) => None,
+            _ => Some(Found { at: event.at, doc, invalidate }),
+        }
+    }
+
+    fn remember(&self, found: Vec<Found>) {
+        let mut matched = self.matched.lock();
+        matched.events.extend(found);
+        while matched.events.len() > GROUP_EVENTS_MAX {
+            if let Some(dropped) = matched.events.pop_front() {
+                matched.complete_after = dropped.at;
+            }
+        }
+    }
+
+    /// What the group remembers after `after`; `None` if it no longer knows all of it.
+    fn recall(&self, after: Timestamp) -> Option<Vec<Found>> {
+        let matched = self.matched.lock();
+        if after < matched.complete_after {
+            return None;
+        }
+        let start = matched.events.partition_point(|found| found.at <= after);
+        Some(matched.events.range(start..).take(CHUNK).cloned().collect())
+    }
+}
+
+impl Scope {
+    fn contains(&self, event: &Event) -> bool {
+        match self {
+            Scope::Collection(ns) => match &event.change {
+                Change::DropDatabase => false,
+                Change::Rename { to } => event.ns == *ns || to == ns,
+                _ => event.ns == *ns,
+            },
+            Scope::Database(name) => {
+                event.ns.database() == name && !event.ns.collection().starts_with("system.")
+            }
+            Scope::Cluster => !event.ns.is_internal(),
+        }
+    }
+
+    /// Whether what the stream follows is gone after `event` (MongoDB manual, "invalidate Event").
+    fn ends_with(&self, event: &Event) -> bool {
+        matches!(
+            (self, &event.change),
+            (Scope::Collection(_), Change::Drop | Change::Rename { .. })
+                | (Scope::Database(_), Change::DropDatabase)
+        )
+    }
+}
+
+/// One client's change stream.
+pub struct ChangeStream {
+    shared: Arc<Shared>,
+    group: Arc<Group>,
+    /// Everything up to here was delivered or did not concern the stream.
+    position: Timestamp,
+    ended: bool,
+}
+
+/// Some events of a stream.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// The events' documents, in order.
+    pub events: Vec<Doc>,
+    /// Where to resume from after these.
+    pub resume_token: Doc,
+    /// Whether the stream is over (its last event is `invalidate`).
+    pub ended: bool,
+}
+
+impl ChangeStream {
+    /// The next events: at most `count_max` with at most `bytes_max` bytes (but at least one). Returns at once
+    /// if there are some, otherwise when there are or when `wait` is over. Dropping the future loses nothing.
+    pub async fn next(&mut self, count_max: usize, bytes_max: usize, wait: Duration) -> Result<Batch> {
+        let deadline = Instant::now() + wait;
+        loop {
+            let group = self.group.clone();
+            let mut news = std::pin::pin!(group.news.notified());
+            news.as_mut().enable();
+            let batch = self.take(count_max.max(1), bytes_max)?;
+            if !batch.events.is_empty() || batch.ended || Instant::now() >= deadline {
+                return Ok(batch);
+            }
+            let _ = tokio::time::timeout_at(deadline.into(), news).await; // either way: look again
+        }
+    }
+
+    /// What is there now.
+    fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        let mut token = None;
+        'more: while !self.ended && events.len() < count_max {
+            if self.shared.stopping.load(Ordering::Acquire) {
+                return Err(Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down"));
+            }
+            let (found, seen_upto) = self.look()?;
+            let nothing = found.is_empty();
+            for found in found {
+                let size =
+                    found.doc.as_ref().map_or(0, |doc| doc.as_ref().map_or(0, |doc| doc.bytes().len()));
+                if events.len() >= count_max || (!events.is_empty() && bytes + size > bytes_max) {
+                    break 'more;
+                }
+                match found.doc {
+                    // What was gathered so far is delivered first; the failed event comes again and fails then.
+                    Err(_) if !events.is_empty() => break 'more,
+                    doc => {
+                        if let Some(doc) = doc? {
+                            check_id(&doc)?;
+                            bytes += size;
+                            token = doc.get("_id").and_then(|id| id.as_document()).map(|id| id.to_doc());
+                            events.push(doc);
+                        }
+                    }
+                }
+                self.position = found.at;
+                if let Some(last) = found.invalidate {
+                    token = last.get("_id").and_then(|id| id.as_document()).map(|id| id.to_doc());
+                    events.push(last);
+                    self.ended = true;
+                    break 'more;
+                }
+            }
+            if seen_upto > self.position {
+                self.position = seen_upto;
+                token = None;
+            } else if nothing {
+                break;
+            }
+        }
+        let resume_token = token.unwrap_or_else(|| self.high_water());
+        Ok(Batch { events, resume_token, ended: self.ended })
+    }
+
+    /// What comes after the position, and up to where everything was looked at.
+    fn look(&self) -> Result<(Vec<Found>, Timestamp)> {
+        let dispatched = Timestamp::from_bits(self.shared.dispatched.load(Ordering::Acquire));
+        if let Some(found) = self.group.recall(self.position) {
+            let upto = if found.len() < CHUNK { dispatched } else { self.position };
+            // Events may have been remembered after the mark was read: they count, they are newer.
+            let upto = found
+                .last()
+                .map_or(upto, |last| if found.len() < CHUNK { upto.max(last.at) } else { last.at });
+            return Ok((found, upto));
+        }
+        self.shared.check_history(self.position)?;
+        let events = self.shared.ring.read().after(self.position);
+        let upto = events.last().map_or(self.position, |event| event.at);
+        let found = events.iter().filter_map(|event| self.group.evaluate(event, self.shared.epoch)).collect();
+        Ok((found, upto))
+    }
+
+    fn high_water(&self) -> Doc {
+        Token { at: self.position, epoch: self.shared.epoch, kind: TokenKind::HighWater }.to_doc()
+    }
+}
+
+/// An event without its `_id` cannot be resumed from (MongoDB manual, change streams: modify output).
+fn check_id(doc: &Doc) -> Result<()> {
+    match doc.get("_id").and_then(|id| id.as_document()).and_then(|id| id.get("_data")) {
+        Some(_) => Ok(()),
+        None => {
+            let message = "Encountered an event whose _id field, which contains the resume token, was modified by the pipeline. Modifying the _id field of an event makes it impossible to resume the stream from that point. Only transformations that retain the unmodified _id field are allowed.";
+            Err(Error::new(code::CHANGE_STREAM_FATAL_ERROR, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::key_of;
+    use rockdove_documents::{Value, doc};
+
+    struct Only(&'static str);
+
+    impl EventPipeline for Only {
+        fn apply(&self, event: Doc) -> Result<Option<Doc>> {
+            Ok((self.0.is_empty() || event.get("operationType").and_then(|o| o.as_str()) == Some(self.0))
+                .then_some(event))
+        }
+    }
+
+    fn at(n: u64) -> Timestamp {
+        Timestamp::from_bits(1000 + n)
+    }
+
+    fn insert(n: u64, ns: &str) -> Event {
+        let doc = doc! { "_id": n as i64 };
+        Event::new(at(n), 0, Namespace::parse(ns).unwrap(), [0; 16], Change::Insert { doc })
+    }
+
+    fn feed(bytes_max: usize) -> Feed {
+        Feed::start(7, at(0), bytes_max).unwrap()
+    }
+
+    fn follow(feed: &Feed, scope: Scope, only: &'static str, after: u64) -> Result<ChangeStream> {
+        feed.follow(
+            scope,
+            View::default(),
+            bytes::Bytes::from_static(only.as_bytes()),
+            Arc::new(Only(only)),
+            at(after),
+        )
+    }
+
+    async fn ids(stream: &mut ChangeStream, count: usize) -> Vec<i64> {
+        let mut ids = Vec::new();
+        while ids.len() < count {
+            let batch = stream.next(3, 1 << 20, Duration::from_secs(5)).await.unwrap();
+            assert!(!batch.events.is_empty(), "no event in 5 s after {ids:?}");
+            for event in batch.events {
+                let key =
+                    event.get("documentKey").and_then(|key| key.as_document()).and_then(|key| key.get("_id"));
+                ids.push(key.and_then(|id| id.as_integer()).unwrap_or(-1));
+            }
+        }
+        ids
+    }
+
+    fn collection() -> Scope {
+        Scope::Collection(Namespace::parse("a.b").unwrap())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn streams_see_their_scope_in_order_live_and_from_history() {
+        let feed = feed(1 << 20);
+        let mut live = follow(&feed, collection(), "", 0).unwrap();
+        for n in 1..=40 {
+            feed.publish(vec![insert(n, if n % 2 == 0 { "a.b" } else { "a.c" })], at(n));
+        }
+        let evens: Vec<i64> = (1..=20).map(|n| n * 2).collect();
+        assert_eq!(ids(&mut live, 20).await, evens);
+        let mut late = follow(&feed, collection(), "", 20).unwrap();
+        assert_eq!(ids(&mut late, 10).await, evens[10..]);
+        let mut database = follow(&feed, Scope::Database("a".into()), "insert", 0).unwrap();
+        assert_eq!(ids(&mut database, 40).await, (1..=40).collect::<Vec<i64>>());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_quiet_stream_moves_its_resume_token_on() {
+        let feed = feed(1 << 20);
+        let mut quiet = follow(&feed, collection(), "delete", 0).unwrap();
+        feed.publish(vec![insert(1, "a.b")], at(1));
+        let mut token = Doc::empty();
+        for _ in 0..100 {
+            token = quiet.next(9, 99, Duration::from_millis(20)).await.unwrap().resume_token;
+            if Token::parse(Value::Document(token.raw())).unwrap().at == at(1) {
+                return;
+            }
+        }
+        panic!("the token stayed at {token:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slow_stream_loses_its_history_and_nobody_else_does() {
+        let feed = feed(20 * insert(1, "a.b").bytes());
+        let mut slow = follow(&feed, collection(), "", 0).unwrap();
+        slow.group = feed.shared.join(
+            GroupKey { scope: collection(), view: View::default(), stages: bytes::Bytes::from_static(b"x") },
+            Arc::new(Only("")),
+        );
+        slow.group.matched.lock().complete_after = at(1_000_000);
+        let mut quick = follow(&feed, collection(), "", 0).unwrap();
+        for n in 1..=100 {
+            feed.publish(vec![insert(n, "a.b")], at(n));
+            assert_eq!(ids(&mut quick, 1).await, [n as i64]);
+        }
+        let lost = slow.next(9, 99, Duration::ZERO).await.unwrap_err();
+        assert_eq!(lost.code.number, 286);
+        assert!(follow(&feed, collection(), "", 50).is_err());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_drop_ends_a_collection_stream_with_invalidate() {
+        let feed = feed(1 << 20);
+        let mut stream = follow(&feed, collection(), "", 0).unwrap();
+        let drop = Event::new(at(2), 0, Namespace::parse("a.b").unwrap(), [0; 16], Change::Drop);
+        feed.publish(vec![insert(1, "a.b"), drop], at(2));
+        let mut kinds = Vec::new();
+        loop {
+            let batch = stream.next(1, 1 << 20, Duration::from_secs(5)).await.unwrap();
+            kinds.extend(
+                batch.events.iter().map(|e| e.get("operationType").unwrap().as_str().unwrap().to_string()),
+            );
+            if batch.ended {
+                break;
+            }
+        }
+        assert_eq!(kinds, ["insert", "drop", "invalidate"]);
+        assert_eq!(key_of(&doc! { "a": 1, "_id": 2 }), doc! { "_id": 2 });
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_waiting_stream_is_told_of_the_shutdown() {
+        let feed = feed(1 << 20);
+        let mut stream = follow(&feed, collection(), "", 0).unwrap();
+        let waiting = tokio::spawn(async move { stream.next(1, 1, Duration::from_secs(30)).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        feed.stop();
+        let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+        assert_eq!(ended.unwrap_err().code.number, 91);
+    }
+}

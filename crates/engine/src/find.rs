@@ -1,0 +1,274 @@
+//! Reading: a query over a snapshot, evaluated lazily.
+
+use crate::collection::Collection;
+use crate::command::Hint;
+use crate::engine::Engine;
+use crate::namespace::Namespace;
+use crate::plan;
+use crate::scan::Scan;
+use crate::state::State;
+use crate::statement::check_deadline;
+use rockdove_documents::filter::Filter;
+use rockdove_documents::projection::Projection;
+use rockdove_documents::sort::Sort;
+use rockdove_documents::{Doc, Error, Result};
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Documents that a sort without an index may hold, in bytes (MongoDB manual, limits: 100 MiB).
+const SORT_BYTES_MAX: usize = 100 << 20;
+/// The deadline is looked at once per so many candidates.
+const DEADLINE_EVERY: u32 = 256;
+
+/// A query.
+#[derive(Debug)]
+pub struct Find {
+    /// Where.
+    pub ns: Namespace,
+    /// Which documents.
+    pub filter: Filter,
+    /// In which order.
+    pub sort: Option<Sort>,
+    /// Which of their fields.
+    pub projection: Option<Projection>,
+    /// How many to leave out at the beginning.
+    pub skip: u64,
+    /// How many at most; 0 means all.
+    pub limit: u64,
+    /// Which index to use.
+    pub hint: Option<Hint>,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+}
+
+impl Find {
+    /// All documents of a collection that match `filter`.
+    pub fn new(ns: Namespace, filter: Filter) -> Find {
+        Find { ns, filter, sort: None, projection: None, skip: 0, limit: 0, hint: None, deadline: None }
+    }
+}
+
+/// The documents of a query, one after another, as they were when it began.
+pub struct Documents {
+    source: Source,
+    filter: Filter,
+    projection: Option<Projection>,
+    skip: u64,
+    left: Option<u64>,
+    deadline: Option<Instant>,
+    candidates: u32,
+}
+
+enum Source {
+    /// Candidates still to be checked.
+    Scan(Scan),
+    /// Matching documents in order, with the position of the array element that matched.
+    Sorted(std::vec::IntoIter<(Doc, Option<usize>)>),
+    Nothing,
+}
+
+impl Engine {
+    /// Starts a query on what is visible now. Sorting without an index reads all matching documents here.
+    pub fn find(&self, find: Find) -> Result<Documents> {
+        find_in(&self.snapshot(), find)
+    }
+}
+
+/// Starts a query on a snapshot.
+pub fn find_in(state: &State, find: Find) -> Result<Documents> {
+    let Find { ns, filter, sort, projection, skip, limit, hint, deadline } = find;
+    let left = (limit > 0).then_some(limit);
+    let mut documents =
+        Documents { source: Source::Nothing, filter, projection, skip, left, deadline, candidates: 0 };
+    let Some(collection) = state.collection(&ns) else {
+        return Ok(documents);
+    };
+    let plan = plan::choose(collection, &documents.filter, sort.as_ref(), hint.as_ref())?;
+    let scan = Scan::new(collection.clone(), plan);
+    documents.source = match sort {
+        Some(sort) if !scan.in_order() => {
+            let keep = limit.checked_add(skip).filter(|_| limit > 0);
+            Source::Sorted(documents.sorted(scan, &sort, keep)?.into_iter())
+        }
+        _ => Source::Scan(scan),
+    };
+    Ok(documents)
+}
+
+/// A document with its sort key; ties keep the order of the scan.
+struct Ranked {
+    key: Vec<u8>,
+    position: u64,
+    doc: Doc,
+    positional: Option<usize>,
+}
+
+impl PartialEq for Ranked {
+    fn eq(&self, other: &Ranked) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Ranked {}
+
+impl PartialOrd for Ranked {
+    fn partial_cmp(&self, other: &Ranked) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Ranked {
+    fn cmp(&self, other: &Ranked) -> std::cmp::Ordering {
+        (&self.key, self.position).cmp(&(&other.key, other.position))
+    }
+}
+
+impl Documents {
+    /// All matching documents of `scan` in order, or the first `keep` of them.
+    fn sorted(&mut self, scan: Scan, sort: &Sort, keep: Option<u64>) -> Result<Vec<(Doc, Option<usize>)>> {
+        let keep = keep.and_then(|keep| usize::try_from(keep).ok());
+        let mut best: BinaryHeap<Ranked> = BinaryHeap::new();
+        let mut bytes = 0;
+        for (position, (_, doc)) in scan.enumerate() {
+            let Some(positional) = self.check(&doc)? else { continue };
+            bytes += doc.bytes().len();
+            best.push(Ranked { key: sort.key(doc.raw())?, position: position as u64, doc, positional });
+            if keep.is_some_and(|keep| best.len() > keep) {
+                bytes -= best.pop().map_or(0, |ranked| ranked.doc.bytes().len());
+            }
+            if bytes > SORT_BYTES_MAX {
+                let message = format!(
+                    "Sort exceeded memory limit of {SORT_BYTES_MAX} bytes; create an index for the sort order or add a limit"
+                );
+                return Err(Error::new(
+                    rockdove_documents::Code {
+                        number: 292,
+                        name: "QueryExceededMemoryLimitNoDiskUseAllowed",
+                    },
+                    message,
+                ));
+            }
+        }
+        Ok(best.into_sorted_vec().into_iter().map(|ranked| (ranked.doc, ranked.positional)).collect())
+    }
+
+    /// Whether a candidate matches; with the position of the array element that did.
+    fn check(&mut self, doc: &Doc) -> Result<Option<Option<usize>>> {
+        self.candidates += 1;
+        if self.candidates.is_multiple_of(DEADLINE_EVERY) {
+            check_deadline(self.deadline)?;
+        }
+        let mut positional = None;
+        Ok(self.filter.matches_positional(doc.raw(), &mut positional)?.then_some(positional))
+    }
+
+    fn next_match(&mut self) -> Result<Option<(Doc, Option<usize>)>> {
+        loop {
+            let doc = match &mut self.source {
+                Source::Nothing => return Ok(None),
+                Source::Sorted(sorted) => return Ok(sorted.next()),
+                Source::Scan(scan) => match scan.next() {
+                    Some((_, doc)) => doc,
+                    None => return Ok(None),
+                },
+            };
+            if let Some(positional) = self.check(&doc)? {
+                return Ok(Some((doc, positional)));
+            }
+        }
+    }
+
+    fn next_document(&mut self) -> Result<Option<Doc>> {
+        while self.skip > 0 {
+            self.skip -= 1;
+            if self.next_match()?.is_none() {
+                return Ok(None);
+            }
+        }
+        match &mut self.left {
+            Some(0) => return Ok(None),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        let Some((doc, positional)) = self.next_match()? else { return Ok(None) };
+        match &self.projection {
+            Some(projection) => projection.apply(&doc, positional).map(Some),
+            None => Ok(Some(doc)),
+        }
+    }
+}
+
+impl Iterator for Documents {
+    type Item = Result<Doc>;
+
+    fn next(&mut self) -> Option<Result<Doc>> {
+        let next = self.next_document().transpose();
+        if matches!(next, None | Some(Err(_))) {
+            self.source = Source::Nothing;
+        }
+        next
+    }
+}
+
+/// How many documents match, without building them.
+pub fn count(state: &State, find: Find) -> Result<u64> {
+    let whole = match state.collection(&find.ns) {
+        None => Some(0),
+        Some(collection) => find.filter.is_all().then(|| collection.len() as u64),
+    };
+    if let Some(whole) = whole {
+        let rest = whole.saturating_sub(find.skip);
+        return Ok(if find.limit > 0 { rest.min(find.limit) } else { rest });
+    }
+    find_in(state, Find { sort: None, projection: None, ..find })?
+        .try_fold(0, |count, doc| doc.map(|_| count + 1))
+}
+
+/// What `explain` says of a query: the plan and what carrying it out looked at.
+pub struct Explained {
+    /// The plan in words: `COLLSCAN`, `IXSCAN`…
+    pub plan: plan::Description,
+    /// Documents found.
+    pub returned: u64,
+    /// Index entries looked at.
+    pub keys_examined: u64,
+    /// Documents looked at.
+    pub docs_examined: u64,
+}
+
+/// Plans a query and, if `run`, carries it out for its figures.
+pub fn explain(state: &State, find: &Find, run: bool) -> Result<Option<Explained>> {
+    let Some(collection) = state.collection(&find.ns) else { return Ok(None) };
+    let chosen = plan::choose(collection, &find.filter, find.sort.as_ref(), find.hint.as_ref())?;
+    let plan = plan::describe(collection, &chosen, find.sort.is_some());
+    let mut explained = Explained { plan, returned: 0, keys_examined: 0, docs_examined: 0 };
+    if run {
+        let mut scan = Scan::new(collection.clone(), chosen);
+        for (_, doc) in scan.by_ref() {
+            explained.returned += u64::from(find.filter.matches(doc.raw())?);
+        }
+        (explained.keys_examined, explained.docs_examined) = scan.examined();
+        let after_skip = explained.returned.saturating_sub(find.skip);
+        explained.returned = if find.limit > 0 { after_skip.min(find.limit) } else { after_skip };
+    }
+    Ok(Some(explained))
+}
+
+/// Calls `each` with every matching document.
+pub fn for_each_match(
+    collection: &Arc<Collection>,
+    find: &Find,
+    mut each: impl FnMut(&Doc) -> Result<()>,
+) -> Result<()> {
+    let plan = plan::choose(collection, &find.filter, None, find.hint.as_ref())?;
+    for (position, (_, doc)) in Scan::new(collection.clone(), plan).enumerate() {
+        if position % DEADLINE_EVERY as usize == 0 {
+            check_deadline(find.deadline)?;
+        }
+        if find.filter.matches(doc.raw())? {
+            each(&doc)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! The keeper: one thread that deletes expired documents on time and writes checkpoints.
+//!
+//! It reads snapshots and asks the sequencer like anybody else; it holds nothing that the engine waits for.
+
+use crate::engine::{Options, save_checkpoint};
+use crate::sequencer::Request;
+use crate::state::State;
+use crate::statement::has_expired;
+use arc_swap::ArcSwap;
+use parking_lot::{Condvar, Mutex};
+use rockdove_journal::Journal;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// How often it looks: expired documents go at most this late, and the time their deletion takes.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// The running thread; dropping it stops and joins it.
+pub struct Keeper {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Work {
+    state: Weak<ArcSwap<State>>,
+    requests: mpsc::WeakSender<Request>,
+    options: Options,
+    journal: Option<(Journal, PathBuf)>,
+    epoch: u32,
+    /// The journal's last entry and the checkpoint's size when the last checkpoint was written.
+    log_bytes_then: u64,
+    checkpoint_bytes: u64,
+}
+
+impl Keeper {
+    /// Starts the thread.
+    pub fn start(
+        state: Weak<ArcSwap<State>>,
+        requests: mpsc::WeakSender<Request>,
+        options: &Options,
+        journal: Option<Journal>,
+        epoch: u32,
+    ) -> std::io::Result<Keeper> {
+        let journal = journal.zip(options.dir.clone());
+        let mut work = Work {
+            state,
+            requests,
+            options: options.clone(),
+            log_bytes_then: 0,
+            checkpoint_bytes: 0,
+            journal,
+            epoch,
+        };
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let stopped = stop.clone();
+        let run = move || {
+            let mut guard = stopped.0.lock();
+            while !*guard {
+                stopped.1.wait_for(&mut guard, EVERY);
+                if !*guard {
+                    parking_lot::MutexGuard::unlocked(&mut guard, || work.look());
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("keeper".into()).spawn(run)?;
+        Ok(Keeper { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic there was reported by the panic hook
+        }
+    }
+}
+
+impl Work {
+    fn look(&mut self) {
+        self.expire();
+        self.checkpoint();
+    }
+
+    /// Has everything deleted whose time is over.
+    fn expire(&self) {
+        let Some(state) = self.state.upgrade() else { return };
+        let state = state.load_full();
+        let now = self.options.clock.now_ms();
+        for collection in state.collections() {
+            for spec in collection.indexes().iter().map(|index| &index.spec) {
+                let Some(seconds) = spec.expire_after_seconds else { continue };
+                let upto_ms = now.saturating_sub(seconds.saturating_mul(1000));
+                while has_expired(collection, &spec.name, upto_ms) {
+                    let (reply, answer) = oneshot::channel();
+                    let request = Request::Expire {
+                        collection: collection.info.number,
+                        index: spec.name.clone(),
+                        upto_ms,
+                        reply,
+                    };
+                    // Fewer than asked for: nothing is left for now (the snapshot still shows the deleted ones).
+                    if self.ask(request, answer).is_none_or(|deleted| deleted == 0) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes a checkpoint when the log has grown enough since the last.
+    fn checkpoint(&mut self) {
+        let Some((journal, dir)) = &self.journal else { return };
+        let written = journal.disk_bytes();
+        let grown = written.saturating_sub(self.log_bytes_then);
+        if grown < self.options.checkpoint_bytes.max(self.checkpoint_bytes) {
+            return;
+        }
+        let (reply, answer) = oneshot::channel();
+        let Some(data) = self.ask(Request::Checkpoint(reply), answer) else { return };
+        match save_checkpoint(dir, &data, self.epoch, journal) {
+            Ok(bytes) => self.checkpoint_bytes = bytes,
+            Err(reason) => tracing::error!(reason, "no checkpoint was written; the log keeps growing"),
+        }
+        self.log_bytes_then = journal.disk_bytes();
+    }
+
+    fn ask<R>(&self, request: Request, answer: oneshot::Receiver<R>) -> Option<R> {
+        self.requests.upgrade()?.blocking_send(request).ok()?;
+        answer.blocking_recv().ok()
+    }
+}

@@ -1,0 +1,85 @@
+//! Memory watermarks: live bytes against a limit. Above the first mark the server warns, above the second it
+//! refuses to store new documents; deletions, expiry and marks on messages go on, so that it can drain.
+
+use rockdove_documents::{Error, Result, code};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How far below the warning mark the use must fall before a new crossing warns again, in percent.
+const REARM_PERCENT: u64 = 5;
+
+/// The watermarks and the use.
+#[derive(Debug)]
+pub struct Memory {
+    limit_bytes: u64,
+    warn_percent: u64,
+    refuse_percent: u64,
+    used: AtomicU64,
+    warned: AtomicBool,
+}
+
+impl Memory {
+    /// Marks at these percentages of `limit_bytes`.
+    pub fn new(limit_bytes: u64, warn_percent: u64, refuse_percent: u64) -> Memory {
+        let (used, warned) = (AtomicU64::new(0), AtomicBool::new(false));
+        Memory { limit_bytes: limit_bytes.max(1), warn_percent, refuse_percent, used, warned }
+    }
+
+    /// Notes the live bytes; warns once per crossing of the first mark.
+    pub fn used(&self, bytes: u64) {
+        self.used.store(bytes, Ordering::Relaxed);
+        let percent = self.percent();
+        if percent >= self.warn_percent && !self.warned.swap(true, Ordering::Relaxed) {
+            let (limit, refuse) = (self.limit_bytes, self.refuse_percent);
+            tracing::warn!(
+                bytes,
+                limit,
+                percent,
+                "stored data is above the warning watermark; from {refuse} % on new documents are refused"
+            );
+        } else if percent + REARM_PERCENT < self.warn_percent {
+            self.warned.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Live bytes in percent of the limit.
+    pub fn percent(&self) -> u64 {
+        self.used_bytes().saturating_mul(100) / self.limit_bytes
+    }
+
+    /// Live bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The limit in bytes, and the marks in percent of it.
+    pub fn limits(&self) -> (u64, u64, u64) {
+        (self.limit_bytes, self.warn_percent, self.refuse_percent)
+    }
+
+    /// Fails if storing more is refused at `bytes` of use.
+    pub fn check(&self, bytes: u64) -> Result<()> {
+        let percent = bytes.saturating_mul(100) / self.limit_bytes;
+        if percent < self.refuse_percent {
+            return Ok(());
+        }
+        let message = format!(
+            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({} %): delete or consume documents, or raise the limit, then try again",
+            self.refuse_percent
+        );
+        Err(Error::new(code::EXCEEDED_MEMORY_LIMIT, message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Memory;
+
+    #[test]
+    fn new_documents_are_refused_above_the_second_mark_only() {
+        let memory = Memory::new(1000, 75, 90);
+        assert!(memory.check(899).is_ok());
+        let refused = memory.check(900).unwrap_err();
+        assert_eq!(refused.code.number, 146);
+        assert!(refused.message.contains("90 %"), "{refused}");
+    }
+}

@@ -1,0 +1,598 @@
+//! The sequencer: one thread that carries out all commands, a batch at a time.
+//!
+//! ```text
+//! requests ─► evaluate against the newest state ─► effects ─► log ─► publish state ─► events, replies
+//! ```
+//!
+//! While one batch is under way the next gathers; a lone command waits for no timer.
+//!
+//! Invariants
+//! * Everything a batch did becomes visible at once, after it is in the log, and never if the log refused it.
+//! * A reply is sent only when its acknowledgement level is reached.
+//! * Ids, times and random values are fixed here; applying the effects again gives the same state.
+//!
+//! This module never touches a socket and never waits for a reader.
+
+use crate::clock::Clock;
+use crate::collection::{CollectionInfo, Scratch};
+use crate::command::{
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Outcome, Retry, Statement, Write,
+    WriteError, WriteReply,
+};
+use crate::definition;
+use crate::effects::{BatchEncoder, CollectionNumber, Effect, RecordNumber};
+use crate::event::{Event, Uuid, key_of};
+use crate::feed::Feed;
+use crate::limits::Memory;
+use crate::log::{CommitError, CommitLog};
+use crate::namespace::Namespace;
+use crate::sessions::{self, Done, Sessions, Stored};
+use crate::state::{State, describe};
+use crate::statement;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rockdove_documents::{Doc, Error, Result, Timestamp, code};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Most requests in one batch.
+const BATCH_REQUESTS_MAX: usize = 512;
+/// A batch is committed when its effects reach this size.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+/// One position of the log is remembered for so many bytes of it.
+const MARK_BYTES: usize = 1 << 20;
+/// How often silent sessions are looked for.
+const SESSIONS_EVERY_MS: i64 = 60_000;
+
+/// What the sequencer is asked.
+pub enum Request {
+    /// Carry out statements.
+    Write(Box<Write>, oneshot::Sender<Result<WriteReply>>),
+    /// Change one document and return it.
+    FindAndModify(Box<FindAndModify>, oneshot::Sender<Result<FindAndModifyReply>>),
+    /// Change collections or indexes.
+    Define(Box<Definition>, Ack, oneshot::Sender<Result<DefinitionReply>>),
+    /// Delete documents that a TTL index says are over; answers how many went.
+    Expire {
+        /// The collection.
+        collection: CollectionNumber,
+        /// The index.
+        index: String,
+        /// Dates up to here are over, in milliseconds since 1970.
+        upto_ms: i64,
+        /// Gets the number of deleted documents.
+        reply: oneshot::Sender<usize>,
+    },
+    /// Hand out everything a checkpoint needs.
+    Checkpoint(oneshot::Sender<CheckpointData>),
+    /// Write nothing, but reply once everything before is durable.
+    Sync(oneshot::Sender<Result<()>>),
+    /// Close the log and end.
+    Stop(oneshot::Sender<Result<(), String>>),
+}
+
+/// A consistent picture of everything that the log leads to.
+pub struct CheckpointData {
+    /// The collections.
+    pub state: State,
+    /// Retry records.
+    pub sessions: Vec<Doc>,
+    /// Position of the last batch it contains.
+    pub index: u64,
+    /// Position from which on the log's events are still wanted.
+    pub wanted_from: u64,
+}
+
+/// The sequencer's parts.
+pub struct Sequencer {
+    pub(crate) state: State,
+    pub(crate) scratch: Scratch,
+    pub(crate) memory: Arc<Memory>,
+    published: Arc<ArcSwap<State>>,
+    log: Box<dyn CommitLog>,
+    sessions: Sessions,
+    feed: Arc<Feed>,
+    clock: Clock,
+    waiters: Arc<SyncWaiters>,
+    /// Position of the last batch.
+    index: u64,
+    /// Where in the log some moments are, oldest first.
+    marks: VecDeque<(Timestamp, u64)>,
+    unmarked_bytes: usize,
+    sessions_expired_ms: i64,
+}
+
+/// One batch being put together.
+pub struct Batch {
+    encoder: BatchEncoder,
+    events: Vec<Event>,
+    replies: Vec<(Ack, Reply)>,
+    /// Retry records of this batch; they join the others once it is in the log.
+    pending: Sessions,
+    retries: Vec<Doc>,
+    /// Milliseconds since 1970 for everything in the batch.
+    pub wall_ms: i64,
+    upto: Timestamp,
+}
+
+/// An answer that waits for its acknowledgement level.
+pub enum Reply {
+    Write(oneshot::Sender<Result<WriteReply>>, Result<WriteReply>),
+    FindAndModify(oneshot::Sender<Result<FindAndModifyReply>>, Result<FindAndModifyReply>),
+    Define(oneshot::Sender<Result<DefinitionReply>>, Result<DefinitionReply>),
+    Sync(oneshot::Sender<Result<()>>),
+    Expired(oneshot::Sender<usize>, usize),
+}
+
+/// Replies that wait for the disk.
+#[derive(Default)]
+pub struct SyncWaiters(Mutex<VecDeque<(u64, Reply)>>);
+
+impl Reply {
+    /// Sends the answer, or the error that came instead. Nobody may be listening any more: that is fine.
+    fn send(self, failure: Option<&Error>) {
+        match (self, failure) {
+            (Reply::Write(to, reply), None) => drop(to.send(reply)),
+            (Reply::Write(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
+            (Reply::FindAndModify(to, reply), None) => drop(to.send(reply)),
+            (Reply::FindAndModify(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
+            (Reply::Define(to, reply), None) => drop(to.send(reply)),
+            (Reply::Define(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
+            (Reply::Sync(to), failure) => drop(to.send(failure.cloned().map_or(Ok(()), Err))),
+            (Reply::Expired(to, count), failure) => drop(to.send(if failure.is_some() { 0 } else { count })),
+        }
+    }
+}
+
+impl SyncWaiters {
+    /// Sends the replies of everything up to `synced`.
+    pub fn release(&self, synced: u64) {
+        let mut waiting = self.0.lock();
+        let ready = waiting.partition_point(|(index, _)| *index <= synced);
+        let ready: Vec<_> = waiting.drain(..ready).collect();
+        drop(waiting);
+        ready.into_iter().for_each(|(_, reply)| reply.send(None));
+    }
+
+    /// Fails all that wait: the disk did not take it.
+    pub fn fail(&self, reason: &str) {
+        let message = format!("the log could not be made durable: {reason}");
+        let error = Error::new(code::WRITE_CONCERN_FAILED, message);
+        let waiting: Vec<_> = self.0.lock().drain(..).collect();
+        waiting.into_iter().for_each(|(_, reply)| reply.send(Some(&error)));
+    }
+
+    fn push(&self, index: u64, reply: Reply) {
+        self.0.lock().push_back((index, reply));
+    }
+}
+
+/// What a sequencer starts from.
+pub struct Start {
+    pub state: State,
+    pub sessions: Sessions,
+    pub log: Box<dyn CommitLog>,
+    pub index: u64,
+    pub marks: VecDeque<(Timestamp, u64)>,
+    pub published: Arc<ArcSwap<State>>,
+    pub feed: Arc<Feed>,
+    pub clock: Clock,
+    pub waiters: Arc<SyncWaiters>,
+    pub memory: Arc<Memory>,
+}
+
+impl Sequencer {
+    /// A sequencer that goes on from there.
+    pub fn new(start: Start) -> Sequencer {
+        Sequencer {
+            state: start.state,
+            scratch: Scratch::default(),
+            memory: start.memory,
+            published: start.published,
+            log: start.log,
+            sessions: start.sessions,
+            feed: start.feed,
+            clock: start.clock,
+            waiters: start.waiters,
+            index: start.index,
+            marks: start.marks,
+            unmarked_bytes: MARK_BYTES,
+            sessions_expired_ms: 0,
+        }
+    }
+
+    /// Carries out requests until told to stop or until nobody can ask any more.
+    pub fn run(mut self, mut requests: mpsc::Receiver<Request>) {
+        let mut waiting = Vec::with_capacity(BATCH_REQUESTS_MAX);
+        while requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS_MAX) > 0 {
+            let mut batch = self.start_batch();
+            for request in waiting.drain(..) {
+                match request {
+                    Request::Stop(reply) => {
+                        self.commit(batch);
+                        let closed = self.log.close();
+                        match &closed {
+                            Ok(()) => self.waiters.release(u64::MAX),
+                            Err(reason) => self.waiters.fail(reason),
+                        }
+                        let _ = reply.send(closed); // whoever asked may have gone
+                        return;
+                    }
+                    request => self.evaluate(request, &mut batch),
+                }
+                if batch.encoder.size() >= BATCH_BYTES_MAX {
+                    self.commit(std::mem::replace(&mut batch, self.start_batch()));
+                }
+            }
+            self.commit(batch);
+        }
+        if let Err(reason) = self.log.close() {
+            tracing::error!(reason, "the log was not closed cleanly");
+        }
+    }
+
+    fn start_batch(&self) -> Batch {
+        let wall_ms = self.clock.now_ms();
+        let seconds = u64::try_from(wall_ms / 1000).unwrap_or_default().min(u64::from(u32::MAX));
+        // The log's time never goes back, even if the clock does.
+        let first = (self.state.at().bits() + 1).max((seconds << 32) | 1);
+        let first = Timestamp::from_bits(first);
+        Batch {
+            encoder: BatchEncoder::new(first, wall_ms),
+            events: vec![],
+            replies: vec![],
+            pending: Sessions::default(),
+            retries: vec![],
+            wall_ms,
+            upto: self.state.at(),
+        }
+    }
+
+    fn evaluate(&mut self, request: Request, batch: &mut Batch) {
+        match request {
+            Request::Write(write, to) => {
+                let ack = write.ack;
+                let reply = self.write(*write, batch);
+                batch.replies.push((ack, Reply::Write(to, reply)));
+            }
+            Request::FindAndModify(command, to) => {
+                let ack = command.ack;
+                let reply = self.find_and_modify(*command, batch);
+                batch.replies.push((ack, Reply::FindAndModify(to, reply)));
+            }
+            Request::Define(definition, ack, to) => {
+                let reply = definition::carry_out(self, *definition, batch);
+                batch.replies.push((ack, Reply::Define(to, reply)));
+            }
+            Request::Expire { collection, index, upto_ms, reply } => {
+                let count = statement::expire(self, collection, &index, upto_ms, batch);
+                batch.replies.push((Ack::Written, Reply::Expired(reply, count)));
+            }
+            Request::Sync(to) => batch.replies.push((Ack::Synced, Reply::Sync(to))),
+            Request::Checkpoint(to) => self.checkpoint(to, batch),
+            Request::Stop(to) => drop(to), // taken by the loop before it comes here
+        }
+    }
+
+    fn checkpoint(&mut self, to: oneshot::Sender<CheckpointData>, batch: &mut Batch) {
+        // What this batch did so far has to be in the log before it can be in a checkpoint.
+        self.commit(std::mem::replace(batch, self.start_batch()));
+        let wanted = self.feed.stats().complete_after;
+        while self.marks.len() > 1 && self.marks[1].0 <= wanted {
+            self.marks.pop_front();
+        }
+        let wanted_from = self.marks.front().map_or(self.index, |(_, index)| *index);
+        self.state.forget_dropped(wanted);
+        let sessions = self.sessions.records().collect();
+        let _ =
+            to.send(CheckpointData { state: self.state.clone(), sessions, index: self.index, wanted_from }); // the keeper may have gone
+    }
+
+    fn write(&mut self, write: Write, batch: &mut Batch) -> Result<WriteReply> {
+        let mut results = Vec::with_capacity(write.statements.len());
+        let (mut retried, mut done) = (Vec::new(), Vec::new());
+        for (position, one) in write.statements.into_iter().enumerate() {
+            let number = write.retry.as_ref().map(|retry| statement_number(retry, position));
+            if let (Some(retry), Some(number)) = (&write.retry, number)
+                && let Some(Stored::Outcome(outcome)) = self.recall(retry, number, batch)?
+            {
+                results.push(Ok(outcome));
+                retried.push(number);
+                continue;
+            }
+            let result = self.statement(one, write.bypass_validation, batch);
+            if let (Ok(outcome), Some(number)) = (&result, number) {
+                sessions::push(&mut done, number, Stored::Outcome(outcome.clone()));
+            }
+            let failed = result.is_err();
+            results.push(result);
+            if failed && write.ordered {
+                break;
+            }
+        }
+        self.remember(write.retry, done, batch)?;
+        Ok(WriteReply { results, retried, at: self.state.at() })
+    }
+
+    fn statement(&mut self, one: Statement, bypass: bool, batch: &mut Batch) -> Result<Outcome, WriteError> {
+        match one {
+            Statement::Insert { ns, doc } => statement::insert(self, &ns, doc, bypass, batch),
+            Statement::Update(update) => statement::update(self, &update, bypass, batch),
+            Statement::Delete(delete) => statement::delete(self, &delete, batch),
+        }
+    }
+
+    fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Result<FindAndModifyReply> {
+        if let Some(retry) = &command.retry {
+            let stored = self.recall(retry, statement_number(retry, 0), batch)?;
+            if let Some(Stored::Found { value, found, upserted }) = stored {
+                return Ok(FindAndModifyReply { value, found, upserted, retried: true, at: self.state.at() });
+            }
+        }
+        let mut reply = statement::find_and_modify(self, &command, batch)?;
+        if let Some(retry) = &command.retry {
+            let (value, found, upserted) = (reply.value.clone(), reply.found, reply.upserted.clone());
+            let mut done = Vec::new();
+            sessions::push(&mut done, statement_number(retry, 0), Stored::Found { value, found, upserted });
+            self.remember(command.retry, done, batch)?;
+        }
+        reply.at = self.state.at();
+        Ok(reply)
+    }
+
+    fn recall(&self, retry: &Retry, statement: i32, batch: &Batch) -> Result<Option<Stored>> {
+        match batch.pending.recall(retry, statement)? {
+            None => self.sessions.recall(retry, statement),
+            found => Ok(found),
+        }
+    }
+
+    /// Notes what a retryable write has done, in the log and for the rest of the batch.
+    fn remember(&mut self, retry: Option<Retry>, done: Vec<Done>, batch: &mut Batch) -> Result<()> {
+        let (Some(retry), false) = (retry, done.is_empty()) else { return Ok(()) };
+        let statement = sessions::describe(&retry.session, retry.number, batch.wall_ms, &done);
+        batch.pending.apply(statement.raw())?;
+        batch.retries.push(statement.clone());
+        self.effect(batch, Effect::Retryable { statement }, None)
+    }
+
+    /// Applies an effect and adds it to the batch; a refused effect changes nothing.
+    pub(crate) fn effect(&mut self, batch: &mut Batch, effect: Effect, after: Option<Doc>) -> Result<()> {
+        let at = batch.encoder.next_at();
+        let event = self.state.apply(at, batch.wall_ms, &effect, after, &mut self.scratch)?;
+        batch.encoder.push(&effect);
+        batch.events.extend(event);
+        batch.upto = at;
+        Ok(())
+    }
+
+    /// The collection of this name, made if it is not there.
+    pub(crate) fn ensure_collection(
+        &mut self,
+        ns: &Namespace,
+        batch: &mut Batch,
+    ) -> Result<Arc<CollectionInfo>> {
+        if self.state.collection(ns).is_none() {
+            self.create_collection(ns, Doc::empty(), batch)?;
+        }
+        let collection = self.state.collection(ns).map(|collection| collection.info.clone());
+        collection.ok_or_else(|| Error::new(code::INTERNAL_ERROR, format!("collection {ns} was not made")))
+    }
+
+    pub(crate) fn create_collection(
+        &mut self,
+        ns: &Namespace,
+        options: Doc,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        let uuid: Uuid = *uuid::Uuid::new_v4().as_bytes();
+        let collection = self.state.next_collection();
+        self.effect(batch, Effect::Create { collection, info: describe(ns, uuid, options.raw()) }, None)
+    }
+
+    /// Removes a record of a collection.
+    pub(crate) fn remove(
+        &mut self,
+        info: &CollectionInfo,
+        record: RecordNumber,
+        doc: &Doc,
+        batch: &mut Batch,
+    ) -> Result<()> {
+        let before = info.keeps_images.then(|| doc.clone());
+        self.effect(batch, Effect::Remove { collection: info.number, record, key: key_of(doc), before }, None)
+    }
+
+    /// Makes a batch lasting and visible, then lets its events and replies out.
+    fn commit(&mut self, batch: Batch) {
+        let mut failure = None;
+        if batch.encoder.len() > 0 {
+            let size = batch.encoder.size();
+            match self
+                .log
+                .append(&batch.encoder.parts(), u64::try_from(batch.wall_ms).unwrap_or_default() * 1_000_000)
+            {
+                Ok(index) => {
+                    self.publish(index, size, batch.upto, batch.events);
+                    for record in &batch.retries {
+                        if let Err(error) = self.sessions.apply(record.raw()) {
+                            tracing::error!(%error, "a retry record was lost");
+                        }
+                    }
+                }
+                Err(error) => failure = Some(self.take_back(error)),
+            }
+        }
+        let needs_sync =
+            batch.replies.iter().any(|(ack, _)| *ack == Ack::Synced) && self.log.synced() < self.index;
+        for (ack, reply) in batch.replies {
+            match (ack, &failure) {
+                (Ack::Synced, None) if needs_sync => self.waiters.push(self.index, reply),
+                (_, failure) => reply.send(failure.as_ref()),
+            }
+        }
+        if needs_sync {
+            self.log.request_sync();
+            self.waiters.release(self.log.synced());
+        }
+        self.expire_sessions(batch.wall_ms);
+    }
+
+    fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Event>) {
+        self.index = index;
+        self.unmarked_bytes += size;
+        if self.unmarked_bytes >= MARK_BYTES {
+            self.unmarked_bytes = 0;
+            self.marks.push_back((upto, index));
+        }
+        self.memory.used(self.state.bytes());
+        self.published.store(Arc::new(self.state.clone()));
+        self.feed.publish(events, upto);
+    }
+
+    /// Drops what a refused batch did.
+    fn take_back(&mut self, error: CommitError) -> Error {
+        self.state = State::clone(&self.published.load());
+        tracing::error!(%error, "a batch of writes was refused");
+        match error {
+            CommitError::NoSpace(reason) => Error::new(code::OUT_OF_DISK_SPACE, reason),
+            CommitError::Failed(reason) => Error::new(code::INTERNAL_ERROR, reason),
+        }
+    }
+
+    fn expire_sessions(&mut self, now_ms: i64) {
+        if (now_ms - self.sessions_expired_ms).abs() > SESSIONS_EVERY_MS {
+            self.sessions_expired_ms = now_ms;
+            self.sessions.expire(now_ms);
+        }
+    }
+}
+
+/// The number of the statement at `position` of a retryable write.
+fn statement_number(retry: &Retry, position: usize) -> i32 {
+    let counted = || i32::try_from(position).unwrap_or(i32::MAX);
+    retry.statements.get(position).copied().unwrap_or_else(counted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::DeleteStatement;
+    use rockdove_documents::doc;
+    use rockdove_documents::filter::Filter;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    /// A log on a disk that can be full.
+    #[derive(Clone, Default)]
+    struct SmallDisk {
+        full: Arc<AtomicBool>,
+        appended: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl CommitLog for SmallDisk {
+        fn append(&mut self, parts: &[&[u8]], _time_ns: u64) -> Result<u64, CommitError> {
+            if self.full.load(Ordering::Relaxed) {
+                return Err(CommitError::NoSpace("no room".into()));
+            }
+            let mut appended = self.appended.lock();
+            appended.push(parts.concat());
+            Ok(appended.len() as u64)
+        }
+
+        fn request_sync(&self) {}
+
+        fn synced(&self) -> u64 {
+            self.appended.lock().len() as u64
+        }
+
+        fn close(self: Box<Self>) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    struct Running {
+        requests: mpsc::Sender<Request>,
+        published: Arc<ArcSwap<State>>,
+        feed: Arc<Feed>,
+    }
+
+    fn start(log: SmallDisk) -> Running {
+        let published = Arc::new(ArcSwap::from_pointee(State::default()));
+        let feed = Arc::new(Feed::start(1, Timestamp::default(), 1 << 20).unwrap());
+        let sequencer = Sequencer::new(Start {
+            state: State::default(),
+            sessions: Sessions::default(),
+            log: Box::new(log),
+            index: 0,
+            marks: VecDeque::new(),
+            published: published.clone(),
+            feed: feed.clone(),
+            clock: Clock::system(),
+            waiters: Arc::default(),
+            memory: Arc::new(Memory::new(1 << 30, 75, 90)),
+        });
+        let (requests, inbox) = mpsc::channel(16);
+        std::thread::spawn(move || sequencer.run(inbox));
+        Running { requests, published, feed }
+    }
+
+    fn ns() -> Namespace {
+        Namespace::new("db", "c").unwrap()
+    }
+
+    async fn write(running: &Running, statement: Statement, retry: Option<Retry>) -> Result<WriteReply> {
+        let (to, reply) = oneshot::channel();
+        let write = Write {
+            statements: vec![statement],
+            ordered: true,
+            retry,
+            ack: Ack::Written,
+            bypass_validation: false,
+        };
+        running.requests.send(Request::Write(Box::new(write), to)).await.ok().expect("the sequencer runs");
+        tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap()
+    }
+
+    fn insert(id: i32) -> Statement {
+        Statement::Insert { ns: ns(), doc: doc! { "_id": id } }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_full_disk_refuses_writes_and_forgets_them_until_there_is_room() {
+        let disk = SmallDisk::default();
+        let running = start(disk.clone());
+        write(&running, insert(1), None).await.unwrap();
+        let (before, at) = (running.published.load_full(), running.feed.stats().last);
+        disk.full.store(true, Ordering::Relaxed);
+        let retry = Retry { session: bytes::Bytes::from_static(b"s"), number: 1, statements: vec![] };
+        for refused in
+            [write(&running, insert(2), Some(retry.clone())).await, write(&running, insert(3), None).await]
+        {
+            assert_eq!(refused.unwrap_err().code, code::OUT_OF_DISK_SPACE);
+        }
+        assert_eq!(running.published.load().at(), before.at());
+        assert_eq!(running.published.load().collection(&ns()).unwrap().len(), 1);
+        assert_eq!(running.feed.stats().last, at);
+        disk.full.store(false, Ordering::Relaxed);
+        let again = write(&running, insert(2), Some(retry)).await.unwrap();
+        assert_eq!((again.retried.len(), again.results), (0, vec![Ok(Outcome::Inserted)]));
+        let delete = DeleteStatement { ns: ns(), filter: Filter::all(), multi: true, hint: None };
+        let deleted = write(&running, Statement::Delete(Box::new(delete)), None).await.unwrap();
+        assert_eq!(deleted.results, [Ok(Outcome::Deleted { count: 2 })]);
+        assert_eq!(disk.appended.lock().len(), 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_large_document_goes_into_the_log_as_it_is() {
+        let disk = SmallDisk::default();
+        let running = start(disk.clone());
+        let doc = doc! { "_id": 1, "text": "x".repeat(5000) };
+        write(&running, Statement::Insert { ns: ns(), doc: doc.clone() }, None).await.unwrap();
+        let stored = running.published.load().collection(&ns()).unwrap().get(1).unwrap().clone();
+        // The very same bytes, not a copy of them.
+        assert_eq!(stored.bytes().as_ptr(), doc.bytes().as_ptr());
+        let logged = disk.appended.lock()[0].clone();
+        assert!(logged.windows(doc.bytes().len()).any(|window| window == &doc.bytes()[..]));
+    }
+}

@@ -1,0 +1,400 @@
+//! How the sequencer carries out inserts, updates and deletions: find, evaluate, turn into effects.
+//!
+//! Semantics follow the MongoDB manual: an update counts what matched and what changed, a change that changes
+//! nothing has no effect and no event, an upsert takes its fields from the filter's equalities.
+
+use crate::collection::{Collection, CollectionInfo, key_value};
+use crate::command::{
+    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, UpdateStatement, WriteError,
+};
+use crate::effects::{CollectionNumber, Effect, RecordNumber};
+use crate::event::key_of;
+use crate::index::record_of;
+use crate::namespace::Namespace;
+use crate::scan;
+use crate::sequencer::{Batch, Sequencer};
+use rockdove_documents::filter::Filter;
+use rockdove_documents::key::{Direction, encode_key};
+use rockdove_documents::sort::Sort;
+use rockdove_documents::update::{Update, upsert_document};
+use rockdove_documents::{Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result, Value, code, doc};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Largest document of a user, in bytes (MongoDB manual, limits).
+pub const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Most documents that one look at a TTL index deletes; the next look takes the rest.
+const EXPIRE_MAX: usize = 1000;
+
+/// A document that a statement found.
+struct Hit {
+    record: RecordNumber,
+    doc: Doc,
+    /// Position of the array element that the filter matched, for the positional `$`.
+    positional: Option<usize>,
+}
+
+/// Gives a document an `_id` in first place and checks its size. Called before the sequencer sees it.
+pub fn prepare_insert(doc: Doc, new_id: impl FnOnce() -> ObjectId) -> Result<Doc> {
+    let doc = match doc.raw().iter().next() {
+        Some(first) if first.key_bytes() == b"_id" => doc,
+        _ => with_id_first(doc.raw(), new_id),
+    };
+    check_id(doc.get("_id").unwrap_or(Value::Null))?;
+    check_size(&doc)?;
+    Ok(doc)
+}
+
+fn with_id_first(doc: RawDoc<'_>, new_id: impl FnOnce() -> ObjectId) -> Doc {
+    let mut out = DocBuilder::with_capacity(doc.bytes().len() + 20);
+    match doc.element("_id") {
+        Some(id) => out.append_element(id),
+        None => out.append("_id", new_id()),
+    };
+    let mut seen_id = false;
+    for element in doc {
+        // Only the first `_id` moves; a repeated one stays where it is.
+        if element.key_bytes() == b"_id" && !std::mem::replace(&mut seen_id, true) {
+            continue;
+        }
+        out.append_element(element);
+    }
+    out.finish()
+}
+
+fn check_id(id: Value<'_>) -> Result<()> {
+    let kind = match id {
+        Value::Array(_) => "array",
+        Value::Regex { .. } => "regex",
+        Value::Undefined => "undefined",
+        _ => return Ok(()),
+    };
+    Err(Error::new(code::INVALID_ID_FIELD, format!("The '_id' value cannot be of type {kind}")))
+}
+
+fn check_size(doc: &Doc) -> Result<()> {
+    let size = doc.bytes().len();
+    if size <= DOCUMENT_BYTES_MAX {
+        return Ok(());
+    }
+    let message =
+        format!("object to insert too large. size in bytes: {size}, max size: {DOCUMENT_BYTES_MAX}");
+    Err(Error::new(code::BSON_OBJECT_TOO_LARGE, message))
+}
+
+fn check_updated_size(doc: &Doc) -> Result<()> {
+    let size = doc.bytes().len();
+    if size <= DOCUMENT_BYTES_MAX {
+        return Ok(());
+    }
+    let message =
+        format!("Resulting document after update is larger than {DOCUMENT_BYTES_MAX} bytes ({size})");
+    Err(Error::new(rockdove_documents::Code { number: 17419, name: "" }, message))
+}
+
+fn validate(info: &CollectionInfo, doc: &Doc, bypass: bool) -> Result<(), WriteError> {
+    match &info.validator {
+        Some(filter) if !bypass && !filter.matches(doc.raw())? => {
+            let error = Error::new(code::DOCUMENT_VALIDATION_FAILURE, "Document failed validation");
+            let id = doc.get("_id").unwrap_or(Value::Null);
+            let details =
+                doc! { "errInfo": { "failingDocumentId": id, "details": { "operatorName": "validator" } } };
+            Err(WriteError { error, details: Some(details) })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn refuse_view(info: &CollectionInfo) -> Result<()> {
+    match info.view {
+        None => Ok(()),
+        Some(_) => {
+            let message = format!("Namespace {} is a view, not a collection", info.ns);
+            Err(Error::new(code::COMMAND_NOT_SUPPORTED_ON_VIEW, message))
+        }
+    }
+}
+
+/// Inserts a prepared document.
+pub fn insert(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    doc: Doc,
+    bypass: bool,
+    batch: &mut Batch,
+) -> Result<Outcome, WriteError> {
+    seq.memory.check(seq.state.bytes())?;
+    let info = seq.ensure_collection(ns, batch)?;
+    refuse_view(&info)?;
+    validate(&info, &doc, bypass)?;
+    put_new(seq, &info, doc, batch)?;
+    Ok(Outcome::Inserted)
+}
+
+/// Stores a new document under the next record number.
+fn put_new(
+    seq: &mut Sequencer,
+    info: &CollectionInfo,
+    doc: Doc,
+    batch: &mut Batch,
+) -> Result<(), WriteError> {
+    let Some(collection) = seq.state.by_number(info.number) else { return Ok(()) };
+    let record = collection.next_record();
+    let effect = Effect::Insert { collection: info.number, record, doc: doc.clone() };
+    seq.effect(batch, effect, None).map_err(|error| explain(seq, info, &doc, error))
+}
+
+/// Adds the index and the values to a duplicate key error, as drivers expect them in `writeErrors`.
+fn explain(seq: &Sequencer, info: &CollectionInfo, doc: &Doc, error: Error) -> WriteError {
+    if error.code != code::DUPLICATE_KEY {
+        return error.into();
+    }
+    let collection = seq.state.by_number(info.number);
+    let specs = collection.iter().flat_map(|collection| collection.indexes()).map(|index| &index.spec);
+    let spec =
+        specs.into_iter().find(|spec| error.message.contains(&format!("index: {} dup key", spec.name)));
+    let details = spec.map(|spec| {
+        let (pattern, value) = (spec.key_doc(), key_value(spec, doc.raw()));
+        doc! { "keyPattern": pattern, "keyValue": value }
+    });
+    WriteError { error, details }
+}
+
+/// Carries out an update statement.
+pub fn update(
+    seq: &mut Sequencer,
+    statement: &UpdateStatement,
+    bypass: bool,
+    batch: &mut Batch,
+) -> Result<Outcome, WriteError> {
+    let one = !statement.multi;
+    let hits =
+        select(seq, &statement.ns, &statement.filter, statement.sort.as_ref(), statement.hint.as_ref(), one)?;
+    if hits.is_empty() && statement.upsert {
+        let (id, _) = upsert(seq, &statement.ns, &statement.filter, &statement.update, bypass, batch)?;
+        return Ok(Outcome::Updated { matched: 0, modified: 0, upserted: Some(id) });
+    }
+    let (matched, mut modified) = (hits.len() as u64, 0);
+    for hit in hits {
+        modified += u64::from(change(seq, &statement.ns, &hit, &statement.update, bypass, batch)?.is_some());
+    }
+    Ok(Outcome::Updated { matched, modified, upserted: None })
+}
+
+/// Changes one document; returns it as it is afterwards if it changed.
+fn change(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    hit: &Hit,
+    update: &Update,
+    bypass: bool,
+    batch: &mut Batch,
+) -> Result<Option<Doc>, WriteError> {
+    let applied = update.apply(hit.doc.raw(), hit.positional, false)?;
+    if !applied.changed {
+        return Ok(None);
+    }
+    let Some(info) = seq.state.collection(ns).map(|collection| collection.info.clone()) else {
+        return Ok(None);
+    };
+    refuse_view(&info)?;
+    check_updated_size(&applied.doc)?;
+    validate(&info, &applied.doc, bypass)?;
+    let before = info.keeps_images.then(|| hit.doc.clone());
+    let (collection, record) = (info.number, hit.record);
+    let after = applied.doc;
+    let effect = match applied.description {
+        Some(description) => Effect::Patch {
+            collection,
+            record,
+            key: key_of(&hit.doc),
+            description: description.to_doc(),
+            before,
+        },
+        None => Effect::Replace { collection, record, doc: after.clone(), before },
+    };
+    seq.effect(batch, effect, Some(after.clone())).map_err(|error| explain(seq, &info, &after, error))?;
+    Ok(Some(after))
+}
+
+/// Inserts the document that an upsert makes of filter and update; returns its `_id` and the document.
+fn upsert(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    filter: &Filter,
+    update: &Update,
+    bypass: bool,
+    batch: &mut Batch,
+) -> Result<(Owned, Doc), WriteError> {
+    seq.memory.check(seq.state.bytes())?;
+    let equalities =
+        filter.equalities().into_iter().map(|(path, value)| (path.to_string(), value.to_owned()));
+    let doc = upsert_document(&equalities.collect::<Vec<_>>(), update, new_object_id(batch.wall_ms))?;
+    let id = doc.get("_id").unwrap_or(Value::Null).to_owned();
+    check_id(id.value())?;
+    check_size(&doc)?;
+    let info = seq.ensure_collection(ns, batch)?;
+    refuse_view(&info)?;
+    validate(&info, &doc, bypass)?;
+    put_new(seq, &info, doc.clone(), batch)?;
+    Ok((id, doc))
+}
+
+/// Carries out a delete statement.
+pub fn delete(
+    seq: &mut Sequencer,
+    statement: &DeleteStatement,
+    batch: &mut Batch,
+) -> Result<Outcome, WriteError> {
+    let hits =
+        select(seq, &statement.ns, &statement.filter, None, statement.hint.as_ref(), !statement.multi)?;
+    let count = hits.len() as u64;
+    if let Some(info) = seq.state.collection(&statement.ns).map(|collection| collection.info.clone()) {
+        refuse_view(&info)?;
+        for hit in hits {
+            seq.remove(&info, hit.record, &hit.doc, batch)?;
+        }
+    }
+    Ok(Outcome::Deleted { count })
+}
+
+/// Changes or removes one document and returns it.
+pub fn find_and_modify(
+    seq: &mut Sequencer,
+    command: &FindAndModify,
+    batch: &mut Batch,
+) -> Result<FindAndModifyReply> {
+    let hits = select(seq, &command.ns, &command.filter, command.sort.as_ref(), command.hint.as_ref(), true)?;
+    let hit = hits.into_iter().next();
+    let (found, mut upserted) = (hit.is_some(), None);
+    let positional = hit.as_ref().and_then(|hit| hit.positional);
+    let value = match (&command.action, hit) {
+        (Modify::Remove, Some(hit)) => {
+            if let Some(info) = seq.state.collection(&command.ns).map(|collection| collection.info.clone()) {
+                refuse_view(&info)?;
+                seq.remove(&info, hit.record, &hit.doc, batch)?;
+            }
+            Some(hit.doc)
+        }
+        (Modify::Remove, None) => None,
+        (Modify::Update { update, return_new, .. }, Some(hit)) => {
+            let after = change(seq, &command.ns, &hit, update, command.bypass_validation, batch)
+                .map_err(|e| e.error)?;
+            Some(if *return_new { after.unwrap_or(hit.doc) } else { hit.doc })
+        }
+        (Modify::Update { upsert: false, .. }, None) => None,
+        (Modify::Update { update, return_new, .. }, None) => {
+            let bypass = command.bypass_validation;
+            let made =
+                upsert(seq, &command.ns, &command.filter, update, bypass, batch).map_err(|e| e.error)?;
+            upserted = Some(made.0);
+            return_new.then_some(made.1)
+        }
+    };
+    let value = match (&command.projection, value) {
+        (Some(projection), Some(doc)) => Some(projection.apply(&doc, positional)?),
+        (_, value) => value,
+    };
+    Ok(FindAndModifyReply { value, found, upserted, retried: false, at: seq.state.at() })
+}
+
+/// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many.
+pub fn expire(
+    seq: &mut Sequencer,
+    number: CollectionNumber,
+    index: &str,
+    upto_ms: i64,
+    batch: &mut Batch,
+) -> usize {
+    let Some(collection) = seq.state.by_number(number).cloned() else { return 0 };
+    let over = expired(&collection, index, upto_ms);
+    let mut count = 0;
+    for record in over {
+        let Some(doc) = collection.get(record) else { continue };
+        match seq.remove(&collection.info, record, doc, batch) {
+            Ok(()) => count += 1,
+            Err(error) => {
+                tracing::error!(%error, ns = %collection.info.ns, "an expired document was not deleted")
+            }
+        }
+    }
+    count
+}
+
+/// The records whose date in a TTL index is at or before `upto_ms`, up to a limit.
+fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<RecordNumber> {
+    let Some(index) = collection.index(index) else { return vec![] };
+    let (mut low, mut high) = (Vec::new(), Vec::new());
+    encode_key(Value::DateTime(i64::MIN), &mut low);
+    encode_key(Value::DateTime(upto_ms), &mut high);
+    let descending =
+        index.spec.key.fields().first().is_some_and(|field| field.direction == Direction::Descending);
+    if descending {
+        rockdove_documents::key::invert(&mut low);
+        rockdove_documents::key::invert(&mut high);
+        std::mem::swap(&mut low, &mut high);
+    }
+    let mut cursor = index.tree.seek(&low);
+    let mut records = Vec::new();
+    while let Some(entry) = cursor.key() {
+        if records.len() >= EXPIRE_MAX || (entry > &high[..] && !entry.starts_with(&high)) {
+            break;
+        }
+        records.push(record_of(entry));
+        cursor.advance();
+    }
+    records.sort_unstable();
+    records.dedup();
+    records
+}
+
+/// Whether a TTL index has something at or before `upto_ms`.
+pub fn has_expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> bool {
+    !expired(collection, index, upto_ms).is_empty()
+}
+
+/// The documents that a statement is about, in the order in which it takes them.
+fn select(
+    seq: &Sequencer,
+    ns: &Namespace,
+    filter: &Filter,
+    sort: Option<&Sort>,
+    hint: Option<&Hint>,
+    one: bool,
+) -> Result<Vec<Hit>> {
+    let Some(collection) = seq.state.collection(ns) else { return Ok(vec![]) };
+    let scan = scan::start(collection, filter, sort, hint)?;
+    let take_first = one && (sort.is_none() || scan.in_order());
+    let mut hits = Vec::new();
+    for (record, doc) in scan {
+        let mut positional = None;
+        if filter.matches_positional(doc.raw(), &mut positional)? {
+            hits.push(Hit { record, doc, positional });
+            if take_first {
+                return Ok(hits);
+            }
+        }
+    }
+    if let (Some(sort), true) = (sort, one) {
+        let keys: Vec<Vec<u8>> = hits.iter().map(|hit| sort.key(hit.doc.raw())).collect::<Result<_>>()?;
+        let first = hits.into_iter().zip(keys).min_by(|a, b| a.1.cmp(&b.1));
+        return Ok(first.map(|(hit, _)| hit).into_iter().collect());
+    }
+    Ok(hits)
+}
+
+/// A new ObjectId of this time.
+pub fn new_object_id(wall_ms: i64) -> ObjectId {
+    let seconds = u32::try_from(wall_ms / 1000).unwrap_or_default();
+    ObjectId::from_parts(seconds, rand::random())
+}
+
+/// Fails once a deadline has passed; scans ask now and then.
+pub fn check_deadline(deadline: Option<Instant>) -> Result<()> {
+    match deadline {
+        Some(deadline) if Instant::now() >= deadline => {
+            Err(Error::new(code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit"))
+        }
+        _ => Ok(()),
+    }
+}

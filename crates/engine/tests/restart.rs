@@ -1,0 +1,182 @@
+//! What a restart arrives at: the same documents, indexes, options, retry records and resume tokens.
+
+mod support;
+
+use rockdove_documents::{Value, doc};
+use rockdove_engine::{Ack, Definition, Engine, IndexChoice, Namespace, Options, Outcome, Retry, Token};
+use support::*;
+
+fn everything(engine: &Engine) -> Vec<String> {
+    let state = engine.snapshot();
+    let mut all = vec![format!("at {:?}", state.at())];
+    for collection in state.collections() {
+        all.push(format!("{} {:?} {:?}", collection.info.ns, collection.info.uuid, collection.info.options));
+        all.extend(
+            collection.indexes().iter().map(|index| format!("{:?} {}", index.spec.doc, index.tree.len())),
+        );
+        all.extend(collection.records().map(|(record, doc)| format!("{record} {:?}", doc.bytes())));
+    }
+    all
+}
+
+async fn fill(engine: &Engine, ns: &Namespace) {
+    let index = doc! { "key": { "b": -1, "a": 1 }, "name": "b_-1_a_1" };
+    let ttl = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 3600 };
+    define(engine, Definition::CreateIndexes { ns: ns.clone(), specs: vec![index, ttl] }).await.unwrap();
+    for n in 0..200 {
+        let doc = doc! { "_id": n, "z": 1, "a": n % 7, "b": [n, n + 1], "text": "x".repeat(200) };
+        insert(engine, ns, doc).await.unwrap();
+    }
+    update(engine, ns, doc! { "a": 3 }, doc! { "$push": { "b": "more" }, "$unset": { "z": "" } }, true)
+        .await
+        .unwrap();
+    update(engine, ns, doc! { "_id": 5 }, doc! { "only": "this" }, false).await.unwrap();
+    delete(engine, ns, doc! { "a": 4 }, true).await.unwrap();
+    let capped = doc! { "capped": true, "size": 100_000, "max": 3 };
+    let log = Namespace::new("db", "log").unwrap();
+    define(engine, Definition::Create { ns: log.clone(), options: capped }).await.unwrap();
+    for n in 0..10 {
+        insert(engine, &log, doc! { "_id": n }).await.unwrap();
+    }
+    let old = Namespace::new("db", "old").unwrap();
+    insert(engine, &old, doc! { "_id": 1 }).await.unwrap();
+    let new = Namespace::new("other", "new").unwrap();
+    define(engine, Definition::Rename { from: old, to: new, drop_target: false }).await.unwrap();
+    let gone = Namespace::new("db", "gone").unwrap();
+    insert(engine, &gone, doc! { "_id": 1 }).await.unwrap();
+    define(engine, Definition::Drop { ns: gone }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_state_is_the_same_after_a_clean_and_an_unclean_end() {
+    for clean in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = open(Options::stored_in(dir.path())).await;
+        fill(&engine, &ns()).await;
+        let before = everything(&engine);
+        assert!(before.len() > 150);
+        // Without a clean end the next opening finds what a killed process leaves: the files as they are now.
+        let copy = if clean { None } else { Some(copy_of(dir.path())) };
+        engine.close().await.unwrap();
+        let folder = copy.as_ref().map_or(dir.path(), |copy| copy.path());
+        let engine = open(Options::stored_in(folder)).await;
+        assert_eq!(everything(&engine), before, "clean: {clean}");
+        insert(&engine, &ns(), doc! { "_id": "after" }).await.unwrap();
+        engine.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_replace_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        segment_bytes: 1 << 20,
+        checkpoint_bytes: 2 << 20,
+        history_bytes: 1 << 20,
+        ..Options::stored_in(dir.path())
+    };
+    let engine = open(options.clone()).await;
+    fill(&engine, &ns()).await;
+    let churn = Namespace::new("db", "churn").unwrap();
+    let big = "x".repeat(10_000);
+    for n in 0..2000 {
+        insert(&engine, &churn, doc! { "_id": n, "big": &big }).await.unwrap();
+        delete(&engine, &churn, doc! { "_id": n }, false).await.unwrap();
+    }
+    let checkpoints = || {
+        let names =
+            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".checkpoint")).collect::<Vec<_>>()
+    };
+    eventually("a checkpoint is written", || {
+        checkpoints().iter().any(|name| !name.starts_with("00000000000000000000"))
+    })
+    .await;
+    let before = everything(&engine);
+    engine.close().await.unwrap();
+    let engine = open(options).await;
+    assert_eq!(everything(&engine), before);
+    let written = 4000;
+    assert!(engine.recovery().batches < written, "{:?}", engine.recovery());
+    engine.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_write_runs_once_even_across_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(Options::stored_in(dir.path())).await;
+    let retry = Retry { session: bytes::Bytes::from_static(b"session-1"), number: 7, statements: vec![] };
+    let inc = || statement_update(&ns(), doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } }, false, true);
+    let first = write_retryable(&engine, vec![inc()], retry.clone()).await.unwrap();
+    assert_eq!(first.retried, [0; 0]);
+    let again = write_retryable(&engine, vec![inc()], retry.clone()).await.unwrap();
+    assert_eq!((again.retried, &again.results), (vec![0], &first.results));
+    engine.close().await.unwrap();
+    let engine = open(Options::stored_in(dir.path())).await;
+    let again = write_retryable(&engine, vec![inc()], retry.clone()).await.unwrap();
+    assert_eq!((again.retried, &again.results), (vec![0], &first.results));
+    assert_eq!(find(&engine, &ns(), doc! {}).len(), 1);
+    assert_eq!(find(&engine, &ns(), doc! {})[0].get("n"), Some(Value::Int32(1)));
+    let newer = write_retryable(&engine, vec![inc()], Retry { number: 8, ..retry.clone() }).await.unwrap();
+    assert!(matches!(newer.results[0], Ok(Outcome::Updated { matched: 1, modified: 1, .. })));
+    assert_eq!(write_retryable(&engine, vec![inc()], retry).await.unwrap_err().code.number, 225);
+    engine.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resume_token_is_good_across_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(Options::stored_in(dir.path())).await;
+    insert(&engine, &ns(), doc! { "_id": 1 }).await.unwrap();
+    let token = engine.token_for_now();
+    insert(&engine, &ns(), doc! { "_id": 2 }).await.unwrap();
+    update(&engine, &ns(), doc! { "_id": 2 }, doc! { "$set": { "a": 1 } }, false).await.unwrap();
+    engine.close().await.unwrap();
+    let engine = open(Options::stored_in(dir.path())).await;
+    insert(&engine, &ns(), doc! { "_id": 3 }).await.unwrap();
+    let token = Token::parse(Value::Document(token.raw())).unwrap();
+    let mut stream = watch(&engine, rockdove_engine::StartAt::After(token)).unwrap();
+    assert_eq!(operations(&mut stream, 3).await, ["insert", "update", "insert"]);
+    let foreign = Token { epoch: token.epoch ^ 1, ..token };
+    assert_eq!(watch(&engine, rockdove_engine::StartAt::After(foreign)).err().unwrap().code.number, 286);
+    engine.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_set_back_keeps_times_growing() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = std::sync::Arc::new(std::sync::atomic::AtomicI64::new(1_800_000_000_000));
+    let clock = now.clone();
+    let clock = rockdove_engine::Clock::new(move || clock.load(std::sync::atomic::Ordering::Relaxed));
+    let engine = open(Options { clock, ..Options::stored_in(dir.path()) }).await;
+    let mut last = engine.operation_time();
+    for (n, step) in [0, 5_000, -3_600_000, 10, -86_400_000].into_iter().enumerate() {
+        now.fetch_add(step, std::sync::atomic::Ordering::Relaxed);
+        insert(&engine, &ns(), doc! { "_id": n as i32 }).await.unwrap();
+        assert!(engine.operation_time() > last);
+        last = engine.operation_time();
+    }
+    engine.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_engine_on_the_same_folder_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(Options::stored_in(dir.path())).await;
+    let second = Engine::open(Options::stored_in(dir.path())).err().expect("the folder is in use");
+    assert!(second.to_string().contains("in use"), "{second}");
+    engine.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_that_wait_for_the_disk_are_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine =
+        open(Options { sync: rockdove_engine::SyncPolicy::Never, ..Options::stored_in(dir.path()) }).await;
+    let mut write = write_of(vec![statement_insert(&ns(), doc! { "_id": 1 })]);
+    write.ack = Ack::Synced;
+    bounded(engine.write(write)).await.unwrap();
+    bounded(engine.sync()).await.unwrap();
+    define(&engine, Definition::DropIndexes { ns: ns(), which: IndexChoice::All }).await.unwrap();
+    engine.close().await.unwrap();
+}

@@ -1,0 +1,198 @@
+//! What the engine does with writes, indexes, expiry and memory.
+
+mod support;
+
+use rockdove_documents::{Owned, Value, doc};
+use rockdove_engine::{Definition, FindAndModify, Modify, Namespace, Options, Outcome, StartAt, Write};
+use std::time::Duration;
+use support::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_is_made_and_comes_first() {
+    let engine = open(Options::memory()).await;
+    insert(&engine, &ns(), doc! { "a": 1 }).await.unwrap();
+    insert(&engine, &ns(), doc! { "b": 1, "_id": 7 }).await.unwrap();
+    let docs = find(&engine, &ns(), doc! {});
+    assert!(matches!(docs[0].get("_id"), Some(Value::ObjectId(_))));
+    assert_eq!(docs[1], doc! { "_id": 7, "b": 1 });
+    assert_eq!(insert(&engine, &ns(), doc! { "_id": [1] }).await.unwrap_err().code.number, 53);
+    let big = doc! { "_id": 1, "x": "y".repeat(17 << 20) };
+    assert_eq!(insert(&engine, &ns(), big).await.unwrap_err().code.number, 10334);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unacceptable_document_stops_only_what_comes_after_it_in_order() {
+    for (ordered, stored) in [(true, 1), (false, 2)] {
+        let engine = open(Options::memory()).await;
+        let docs = [doc! { "_id": 1 }, doc! { "_id": [1] }, doc! { "_id": 2 }];
+        let statements = docs.into_iter().map(|doc| statement_insert(&ns(), doc)).collect();
+        let reply = engine.write(Write { ordered, ..write_of(statements) }).await.unwrap();
+        let good: Vec<bool> = reply.results.iter().map(|result| result.is_ok()).collect();
+        assert_eq!(good, if ordered { vec![true, false] } else { vec![true, false, true] });
+        assert_eq!(find(&engine, &ns(), doc! {}).len(), stored);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unique_indexes_hold_across_number_types_and_array_elements() {
+    let engine = open(Options::memory()).await;
+    let unique = doc! { "key": { "a": 1 }, "name": "a_1", "unique": true };
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs: vec![unique] }).await.unwrap();
+    insert(&engine, &ns(), doc! { "_id": 1, "a": [1, 2] }).await.unwrap();
+    for clash in [doc! { "_id": 2, "a": 2.0 }, doc! { "_id": 2, "a": [5, 1i64] }, doc! { "_id": 1.0, "a": 9 }]
+    {
+        assert_eq!(insert(&engine, &ns(), clash).await.unwrap_err().code.number, 11000);
+    }
+    insert(&engine, &ns(), doc! { "_id": 3 }).await.unwrap();
+    assert_eq!(insert(&engine, &ns(), doc! { "_id": 4, "a": null }).await.unwrap_err().code.number, 11000);
+    let moved = update(&engine, &ns(), doc! { "_id": 3 }, doc! { "$set": { "a": 1 } }, false).await;
+    assert_eq!(moved.unwrap_err().code.number, 11000);
+    delete(&engine, &ns(), doc! { "_id": 1 }, false).await.unwrap();
+    update(&engine, &ns(), doc! { "_id": 3 }, doc! { "$set": { "a": 1 } }, false).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_counts_what_matched_and_what_changed() {
+    let engine = open(Options::memory()).await;
+    for n in 0..4 {
+        insert(&engine, &ns(), doc! { "_id": n, "a": n % 2 }).await.unwrap();
+    }
+    let outcome = update(&engine, &ns(), doc! {}, doc! { "$set": { "a": 1 } }, true).await.unwrap();
+    assert_eq!(outcome, Outcome::Updated { matched: 4, modified: 2, upserted: None });
+    let upsert =
+        statement_update(&ns(), doc! { "_id": 9, "k": "v" }, doc! { "$set": { "a": 5 } }, false, true);
+    let reply = engine.write(write_of(vec![upsert])).await.unwrap();
+    let expected = Outcome::Updated { matched: 0, modified: 0, upserted: Some(Owned::Int32(9)) };
+    assert_eq!(reply.results, [Ok(expected)]);
+    assert_eq!(find(&engine, &ns(), doc! { "_id": 9 }), [doc! { "_id": 9, "k": "v", "a": 5 }]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_changes_nothing_makes_no_event() {
+    let engine = open(Options::memory()).await;
+    insert(&engine, &ns(), doc! { "_id": 1, "p": ["me"] }).await.unwrap();
+    let mut stream = watch(&engine, StartAt::Now).unwrap();
+    update(&engine, &ns(), doc! { "_id": 1 }, doc! { "$addToSet": { "p": "me" } }, false).await.unwrap();
+    update(&engine, &ns(), doc! { "_id": 1 }, doc! { "$set": { "p": [] } }, false).await.unwrap();
+    let batch = bounded(stream.next(10, 1 << 20, Duration::from_secs(10))).await.unwrap();
+    assert_eq!(batch.events.len(), 1);
+    let description = batch.events[0].get("updateDescription").unwrap().as_document().unwrap();
+    assert_eq!(description.get("updatedFields"), Some(Value::Document(doc! { "p": [] }.raw())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expired_documents_go_on_time_with_an_event() {
+    let engine = open(Options::memory()).await;
+    let ttl = doc! { "key": { "delete_at": 1 }, "name": "delete_at_1", "expireAfterSeconds": 0 };
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs: vec![ttl] }).await.unwrap();
+    let at = |ms| Owned::DateTime(engine.now_ms() + ms);
+    insert(&engine, &ns(), doc! { "_id": "soon", "delete_at": at(300) }).await.unwrap();
+    insert(&engine, &ns(), doc! { "_id": "later", "delete_at": at(60_000) }).await.unwrap();
+    insert(&engine, &ns(), doc! { "_id": "never", "delete_at": 5 }).await.unwrap();
+    let mut stream = watch(&engine, StartAt::Now).unwrap();
+    assert_eq!(operations(&mut stream, 1).await, ["delete"]);
+    let left: Vec<_> =
+        find(&engine, &ns(), doc! {}).iter().map(|doc| doc.get("_id").unwrap().to_owned()).collect();
+    assert_eq!(left, [Owned::String("later".into()), Owned::String("never".into())]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_memory_refuses_new_documents_and_lets_old_ones_go() {
+    let engine = open(Options { memory_limit_bytes: 100_000, ..Options::memory() }).await;
+    let mut stored = 0;
+    let refused = loop {
+        match insert(&engine, &ns(), doc! { "_id": stored, "x": "y".repeat(1000) }).await {
+            Ok(_) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((refused.code.number, stored > 50), (146, true));
+    update(&engine, &ns(), doc! { "_id": 1 }, doc! { "$addToSet": { "processed_by": "me" } }, false)
+        .await
+        .unwrap();
+    delete(&engine, &ns(), doc! {}, true).await.unwrap();
+    insert(&engine, &ns(), doc! { "_id": 1 }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_many_finders_takes_each_document() {
+    let engine = open(Options::memory()).await;
+    for n in 0..100 {
+        insert(&engine, &ns(), doc! { "_id": n, "state": "new" }).await.unwrap();
+    }
+    let takers = (0..8).map(|taker| {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let mut taken = 0;
+            loop {
+                let update = parsed_update(doc! { "$set": { "state": "taken", "by": taker } });
+                let action = Modify::Update { update: Box::new(update), upsert: false, return_new: true };
+                let command = FindAndModify {
+                    ns: ns(),
+                    filter: filter(doc! { "state": "new" }),
+                    sort: None,
+                    action,
+                    projection: None,
+                    hint: None,
+                    retry: None,
+                    ack: Default::default(),
+                    bypass_validation: false,
+                };
+                match bounded(engine.find_and_modify(command)).await.unwrap().value {
+                    Some(doc) => assert_eq!(doc.get("by"), Some(Value::Int32(taker))),
+                    None => return taken,
+                }
+                taken += 1;
+            }
+        })
+    });
+    let mut all = 0;
+    for taker in takers.collect::<Vec<_>>() {
+        all += taker.await.unwrap();
+    }
+    assert_eq!(all, 100);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn index_conflicts_have_mongodbs_codes() {
+    let engine = open(Options::memory()).await;
+    let create = |spec| define(&engine, Definition::CreateIndexes { ns: ns(), specs: vec![spec] });
+    let first = create(doc! { "key": { "a": 1 }, "name": "a_1" }).await.unwrap();
+    assert_eq!((first.indexes_before, first.indexes_after, first.created_collection), (1, 2, true));
+    let again = create(doc! { "key": { "a": 1.0 }, "name": "a_1" }).await.unwrap();
+    assert_eq!((again.indexes_before, again.indexes_after, again.changed), (2, 2, false));
+    assert_eq!(create(doc! { "key": { "a": 1 }, "name": "other" }).await.unwrap_err().code.number, 85);
+    assert_eq!(create(doc! { "key": { "b": 1 }, "name": "a_1" }).await.unwrap_err().code.number, 86);
+    assert_eq!(
+        create(doc! { "key": { "a": 1 }, "name": "a_1", "expireAfterSeconds": 5 })
+            .await
+            .unwrap_err()
+            .code
+            .number,
+        85
+    );
+    insert(&engine, &ns(), doc! { "u": 1 }).await.unwrap();
+    insert(&engine, &ns(), doc! { "u": 1 }).await.unwrap();
+    let specs = vec![
+        doc! { "key": { "v": 1 }, "name": "v_1" },
+        doc! { "key": { "u": 1 }, "name": "u_1", "unique": true },
+    ];
+    let refused = define(&engine, Definition::CreateIndexes { ns: ns(), specs }).await.unwrap_err();
+    assert_eq!(refused.code.number, 11000);
+    assert_eq!(engine.snapshot().collection(&ns()).unwrap().indexes().len(), 2);
+    insert(&engine, &ns(), doc! { "u": 1 }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_keep_their_snapshot() {
+    let engine = open(Options::memory()).await;
+    for n in 0..50 {
+        insert(&engine, &ns(), doc! { "_id": n }).await.unwrap();
+    }
+    let mut reading = engine.find(rockdove_engine::Find::new(ns(), filter(doc! {}))).unwrap();
+    assert!(reading.next().is_some());
+    delete(&engine, &ns(), doc! {}, true).await.unwrap();
+    define(&engine, Definition::Drop { ns: ns() }).await.unwrap();
+    assert_eq!(reading.count(), 49);
+    assert!(find(&engine, &Namespace::new("db", "c").unwrap(), doc! {}).is_empty());
+}

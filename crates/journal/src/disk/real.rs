@@ -1,0 +1,186 @@
+//! A folder of the file system.
+
+use std::fs;
+use std::io::{self, IoSlice};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+
+use super::{Disk, File, FolderLock};
+
+/// Name of the file that carries the kernel's lock. It stays when the lock is given free.
+const LOCK_NAME: &str = "lock";
+/// Most parts in one vectored write (`IOV_MAX` on Linux).
+const PARTS_MAX: usize = 1024;
+/// Zeros are written in pieces of this size where space cannot be reserved otherwise.
+const ZERO_PIECE: usize = 256 << 10;
+
+/// A folder of the file system. Made if it does not exist.
+pub struct RealDisk {
+    dir: PathBuf,
+    /// Open for syncing the names in it.
+    handle: fs::File,
+}
+
+impl RealDisk {
+    /// Opens a folder, making it and its parents durably where they do not exist.
+    pub fn new(dir: &Path) -> io::Result<Self> {
+        make_dir(dir)?;
+        Ok(RealDisk { dir: dir.to_owned(), handle: fs::File::open(dir)? })
+    }
+}
+
+/// Makes a folder; the new name is synced in its parent, which is made first if need be.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            make_dir(dir.parent().ok_or(e)?)?;
+            fs::create_dir(dir)?;
+        }
+        Err(e) => return Err(e),
+    }
+    match dir.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => fs::File::open(".")?.sync_all(),
+        Some(parent) => fs::File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+impl Disk for RealDisk {
+    fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let file = fs::OpenOptions::new().read(true).write(true).create_new(true).open(self.path(name))?;
+        Ok(Arc::new(RealFile(file)))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let file = fs::OpenOptions::new().read(true).write(true).open(self.path(name))?;
+        Ok(Arc::new(RealFile(file)))
+    }
+
+    fn open_read(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(RealFile(fs::File::open(self.path(name))?)))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path(from), self.path(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path(name))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        // A name that is not UTF-8 is none of ours.
+        fs::read_dir(&self.dir)?
+            .map(|entry| Ok(entry?.file_name().into_string().ok()))
+            .filter_map(Result::transpose)
+            .collect()
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.handle.sync_all()
+    }
+
+    fn lock(&self) -> io::Result<FolderLock> {
+        let path = self.path(LOCK_NAME);
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Box::new(file))
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        // Where the kernel gives none, every start counts as one after a power loss: the safe side.
+        boot_id_of_kernel().unwrap_or_else(rand::random)
+    }
+
+    fn entropy(&self) -> u64 {
+        rand::random()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+/// The kernel's boot id (random(4): a UUID, made anew at each boot).
+fn boot_id_of_kernel() -> Option<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+    Some(u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?.to_be_bytes())
+}
+
+struct RealFile(fs::File);
+
+impl File for RealFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        Ok(rustix::io::pwritev(&self.0, &parts[..parts.len().min(PARTS_MAX)], offset)?)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), 0, len) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => write_zeros(&self.0, self.len()?, len),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}
+
+/// Reserves space on a file system that cannot do it in one call.
+fn write_zeros(file: &fs::File, mut from: u64, to: u64) -> io::Result<()> {
+    let zeros = vec![0; ZERO_PIECE];
+    while from < to {
+        let piece = usize::try_from(to - from).unwrap_or(ZERO_PIECE).min(ZERO_PIECE);
+        file.write_all_at(&zeros[..piece], from)?;
+        from += piece as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn makes_its_folder_and_locks_it_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("a/b");
+        let first = RealDisk::new(&dir).unwrap();
+        let second = RealDisk::new(&dir).unwrap();
+        let lock = first.lock().unwrap();
+        assert_eq!(second.lock().map(drop).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(lock);
+        second.lock().unwrap();
+    }
+
+    #[test]
+    fn more_parts_than_one_write_takes() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = RealDisk::new(temp.path()).unwrap().create("f").unwrap();
+        let parts: Vec<_> = (0..3000).map(|_| IoSlice::new(b"ab")).collect();
+        assert_eq!(file.write_at(&parts, 0).unwrap(), 2 * PARTS_MAX);
+        file.allocate(10_000).unwrap();
+        assert_eq!(file.len().unwrap(), 10_000);
+    }
+
+    #[test]
+    fn the_boot_id_stays() {
+        assert!(boot_id_of_kernel().is_some());
+        assert_eq!(boot_id_of_kernel(), boot_id_of_kernel());
+    }
+}

@@ -1,0 +1,154 @@
+//! The folder and its files with their names in every error, and whole reads and writes.
+
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::disk::{Disk, File, FolderLock};
+use crate::error::DiskError;
+
+/// Zeros and copies go in pieces of this size.
+pub(crate) const PIECE_BYTES: usize = 256 << 10;
+/// What the folder itself is called in errors.
+const FOLDER: &str = "";
+
+fn error(action: &'static str, file: PathBuf) -> impl FnOnce(io::Error) -> DiskError {
+    move |cause| DiskError { action, file, cause: Arc::new(cause) }
+}
+
+/// The log's folder.
+#[derive(Clone)]
+pub(crate) struct Folder(Arc<dyn Disk>);
+
+impl Folder {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
+        Folder(disk)
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.0
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path(name)
+    }
+
+    pub(crate) fn create(&self, name: &str) -> Result<LogFile, DiskError> {
+        let file = self.0.create(name).map_err(error("create", self.path(name)))?;
+        Ok(LogFile { file, path: self.path(name).into() })
+    }
+
+    pub(crate) fn open(&self, name: &str) -> Result<LogFile, DiskError> {
+        let file = self.0.open(name).map_err(error("open", self.path(name)))?;
+        Ok(LogFile { file, path: self.path(name).into() })
+    }
+
+    pub(crate) fn open_read(&self, name: &str) -> Result<LogFile, DiskError> {
+        let file = self.0.open_read(name).map_err(error("open", self.path(name)))?;
+        Ok(LogFile { file, path: self.path(name).into() })
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), DiskError> {
+        self.0.rename(from, to).map_err(error("rename", self.path(from)))
+    }
+
+    pub(crate) fn remove(&self, name: &str) -> Result<(), DiskError> {
+        self.0.remove(name).map_err(error("remove", self.path(name)))
+    }
+
+    pub(crate) fn names(&self) -> Result<Vec<String>, DiskError> {
+        self.0.names().map_err(error("list", self.path(FOLDER)))
+    }
+
+    pub(crate) fn sync_names(&self) -> Result<(), DiskError> {
+        self.0.sync_names().map_err(error("sync the names in", self.path(FOLDER)))
+    }
+
+    /// The lock, or `None` if somebody else has it.
+    pub(crate) fn lock(&self) -> Result<Option<FolderLock>, DiskError> {
+        match self.0.lock() {
+            Ok(lock) => Ok(Some(lock)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(error("lock", self.path(FOLDER))(e)),
+        }
+    }
+}
+
+/// An open file of the log.
+#[derive(Clone)]
+pub(crate) struct LogFile {
+    file: Arc<dyn File>,
+    path: Arc<Path>,
+}
+
+impl LogFile {
+    fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> DiskError {
+        error(action, self.path.to_path_buf())
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.path.to_path_buf()
+    }
+
+    /// The same file, known by the name it has got.
+    pub(crate) fn renamed(self, path: PathBuf) -> Self {
+        LogFile { path: path.into(), ..self }
+    }
+
+    pub(crate) fn len(&self) -> Result<u64, DiskError> {
+        self.file.len().map_err(self.error("measure"))
+    }
+
+    /// Fills `buf` as far as the file goes; how much that was.
+    pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> Result<usize, DiskError> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.error("read")(e)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all parts, one after the other. After an error any part of them may have been written.
+    pub(crate) fn write(&self, mut parts: &mut [IoSlice<'_>], mut offset: u64) -> Result<(), DiskError> {
+        IoSlice::advance_slices(&mut parts, 0);
+        while !parts.is_empty() {
+            match self.file.write_at(parts, offset) {
+                Ok(0) => return Err(self.error("write")(io::ErrorKind::WriteZero.into())),
+                Ok(n) => {
+                    IoSlice::advance_slices(&mut parts, n);
+                    offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.error("write")(e)),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_bytes(&self, bytes: &[u8], offset: u64) -> Result<(), DiskError> {
+        self.write(&mut [IoSlice::new(bytes)], offset)
+    }
+
+    pub(crate) fn write_zeros(&self, mut from: u64, to: u64) -> Result<(), DiskError> {
+        let zeros = vec![0; PIECE_BYTES];
+        while from < to {
+            let piece = usize::try_from(to - from).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            self.write_bytes(&zeros[..piece], from)?;
+            from += piece as u64;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn allocate(&self, len: u64) -> Result<(), DiskError> {
+        self.file.allocate(len).map_err(self.error("reserve space for"))
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), DiskError> {
+        self.file.sync().map_err(self.error("sync"))
+    }
+}

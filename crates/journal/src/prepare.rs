@@ -1,0 +1,159 @@
+//! Making segment files: under a temporary name, with all space reserved and the header synced, so that giving
+//! one its name is all that is left to do when the active segment is full.
+//!
+//! One spare of the usual size is made ahead by a thread of its own once the active segment is half full. Its
+//! space is written with zeros: syncs then need not change the file system's own records. The first segment of
+//! a log and segments for one large entry are made when they are needed, their space only reserved.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::DiskError;
+use crate::file::{Folder, LogFile};
+use crate::segment::{self, FRAMES_AT, Header, TEMP_ENDING};
+
+/// A segment file that has no name yet.
+pub(crate) struct Spare {
+    temp_name: String,
+    header: Header,
+    file: LogFile,
+}
+
+impl Spare {
+    /// Makes a segment file. `which` tells files apart that are made at the same time.
+    pub(crate) fn make(
+        folder: &Folder,
+        which: &str,
+        log_id: [u8; 16],
+        size: u64,
+        zeroed: bool,
+    ) -> Result<Self, DiskError> {
+        let temp_name = format!("{which}{TEMP_ENDING}");
+        let file = folder.create(&temp_name)?;
+        let header = Header { log_id, salt: folder.disk().entropy(), size };
+        let spare = Spare { temp_name, header, file };
+        match spare.write(zeroed) {
+            Ok(()) => Ok(spare),
+            Err(e) => {
+                spare.discard(folder)?;
+                Err(e)
+            }
+        }
+    }
+
+    fn write(&self, zeroed: bool) -> Result<(), DiskError> {
+        self.file.allocate(self.header.size)?;
+        if zeroed {
+            self.file.write_zeros(FRAMES_AT, self.header.size)?;
+        }
+        self.file.write_bytes(&self.header.encode(), 0)?;
+        self.file.sync()
+    }
+
+    /// Gives the file its name; a file that had it is gone. The name is not yet durable.
+    pub(crate) fn activate(self, folder: &Folder, base: u64) -> Result<(Header, LogFile), DiskError> {
+        let name = segment::name(base);
+        if let Err(e) = folder.rename(&self.temp_name, &name) {
+            self.discard(folder)?;
+            return Err(e);
+        }
+        Ok((self.header, self.file.renamed(folder.path(&name))))
+    }
+
+    /// Removes the file.
+    pub(crate) fn discard(self, folder: &Folder) -> Result<(), DiskError> {
+        folder.remove(&self.temp_name)
+    }
+}
+
+/// The thread that makes the spare.
+pub(crate) struct Preparer {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Desk {
+    state: Mutex<DeskState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct DeskState {
+    /// Asked for and not yet answered.
+    wanted: bool,
+    made: Option<Result<Spare, DiskError>>,
+    stop: bool,
+}
+
+impl Preparer {
+    /// Starts the thread; `size` is the usual size of a segment.
+    pub(crate) fn start(folder: Folder, log_id: [u8; 16], size: u64) -> std::io::Result<Self> {
+        let desk = Arc::new(Desk::default());
+        let shared = desk.clone();
+        let thread = std::thread::Builder::new()
+            .name("journal-prepare".into())
+            .spawn(move || shared.run(&folder, log_id, size))?;
+        Ok(Preparer { desk, thread: Some(thread) })
+    }
+
+    /// Asks for the spare unless it is there or under way. Never waits.
+    pub(crate) fn want(&self) {
+        let mut state = self.desk.state.lock();
+        if !state.wanted && state.made.is_none() {
+            state.wanted = true;
+            self.desk.changed.notify_all();
+        }
+    }
+
+    /// Takes the spare, waiting until it is made. After an error the next call has it tried again.
+    pub(crate) fn take(&self) -> Result<Spare, DiskError> {
+        self.want();
+        let mut state = self.desk.state.lock();
+        loop {
+            match state.made.take() {
+                Some(made) => return made,
+                None => self.desk.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Ends the thread and removes a spare that was not used.
+    pub(crate) fn stop(&mut self, folder: &Folder) -> Result<(), DiskError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        self.desk.state.lock().stop = true;
+        self.desk.changed.notify_all();
+        if thread.join().is_err() {
+            tracing::error!("the thread that prepares segments panicked");
+        }
+        match self.desk.state.lock().made.take() {
+            Some(Ok(spare)) => spare.discard(folder),
+            Some(Err(_)) | None => Ok(()),
+        }
+    }
+}
+
+impl Desk {
+    fn run(&self, folder: &Folder, log_id: [u8; 16], size: u64) {
+        while self.wait_for_order() {
+            let made = Spare::make(folder, "spare", log_id, size, true);
+            if let Err(e) = &made {
+                tracing::warn!(error = %e, "no spare segment");
+            }
+            let mut state = self.state.lock();
+            state.wanted = false;
+            state.made = Some(made);
+            self.changed.notify_all();
+        }
+    }
+
+    fn wait_for_order(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.wanted && !state.stop {
+            self.changed.wait(&mut state);
+        }
+        !state.stop
+    }
+}

@@ -1,0 +1,125 @@
+//! Reading frames from a segment file through a window of it.
+//!
+//! A length is used only after the header that holds it has checked itself and the frame was found to end
+//! before `limit`, so a damaged length neither reads nor allocates.
+
+use bytes::Bytes;
+
+use crate::error::DiskError;
+use crate::file::{LogFile, PIECE_BYTES};
+use crate::frame::{Fault, Frame, HEADER_BYTES, HeaderBytes, stride};
+
+/// What lies at an offset.
+#[derive(Debug)]
+pub(crate) enum Slot {
+    /// A header of zeros, or no room for a header: nothing was written here.
+    Empty,
+    /// A header that checks itself, with its link.
+    Frame(Frame, u32),
+    /// Neither.
+    Fault(Fault),
+}
+
+/// A window on a segment file. Past the end of the file it shows zeros.
+pub(crate) struct Scanner {
+    file: LogFile,
+    log_id: [u8; 16],
+    salt: u64,
+    buf: Vec<u8>,
+    start: u64,
+}
+
+impl Scanner {
+    pub(crate) fn new(file: LogFile, log_id: [u8; 16], salt: u64) -> Self {
+        Scanner { file, log_id, salt, buf: Vec::new(), start: 0 }
+    }
+
+    pub(crate) fn file(&self) -> &LogFile {
+        &self.file
+    }
+
+    /// Moves the window to `offset`. Never reads at or past `limit`: what lies there may still change.
+    fn piece(&mut self, offset: u64, limit: u64) -> Result<&[u8], DiskError> {
+        let len = usize::try_from(limit.saturating_sub(offset)).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+        self.buf.clear();
+        self.buf.resize(len, 0);
+        self.start = offset;
+        if let Err(e) = self.file.read(&mut self.buf, offset) {
+            self.buf.clear();
+            return Err(e);
+        }
+        Ok(&self.buf)
+    }
+
+    /// Some bytes at `offset`, at least one if `offset < limit`.
+    pub(crate) fn window(&mut self, offset: u64, limit: u64) -> Result<&[u8], DiskError> {
+        self.bytes(offset, 1, limit)
+    }
+
+    /// The bytes of the window from `offset`, refilled if fewer than `len` are left.
+    fn bytes(&mut self, offset: u64, len: usize, limit: u64) -> Result<&[u8], DiskError> {
+        let held = offset
+            .checked_sub(self.start)
+            .and_then(|skip| usize::try_from(skip).ok())
+            .filter(|skip| self.buf.len().checked_sub(*skip).is_some_and(|held| held >= len));
+        match held {
+            Some(skip) => Ok(&self.buf[skip..]),
+            None => self.piece(offset, limit),
+        }
+    }
+
+    /// What lies at `offset`. A frame that would end past `limit` is a fault.
+    pub(crate) fn slot(&mut self, offset: u64, limit: u64) -> Result<Slot, DiskError> {
+        if offset + HEADER_BYTES > limit {
+            return Ok(Slot::Empty);
+        }
+        let salt = self.salt;
+        let bytes = self.bytes(offset, HEADER_BYTES as usize, limit)?;
+        let header: &HeaderBytes = bytes[..HEADER_BYTES as usize].try_into().expect("as long as a header");
+        if header.iter().all(|b| *b == 0) {
+            return Ok(Slot::Empty);
+        }
+        Ok(match Frame::decode(header, salt) {
+            Ok((frame, _)) if stride(frame.payload_len.into()) > limit - offset => {
+                Slot::Fault(Fault::Damaged("the frame is longer than its segment"))
+            }
+            Ok((frame, link)) => Slot::Frame(frame, link),
+            Err(fault) => Slot::Fault(fault),
+        })
+    }
+
+    /// True if the payload of the frame at `offset` is the one its header was made for.
+    pub(crate) fn body_matches(&mut self, offset: u64, frame: &Frame, limit: u64) -> Result<bool, DiskError> {
+        let mut digest = frame.body_digest(&self.log_id);
+        let mut at = offset + HEADER_BYTES;
+        let end = at + u64::from(frame.payload_len);
+        while at < end {
+            let want = usize::try_from(end - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            let piece = self.window(at, limit)?;
+            let piece = &piece[..piece.len().min(want)];
+            digest = digest.add(piece);
+            at += piece.len() as u64;
+        }
+        Ok(digest.value() == frame.body_crc)
+    }
+
+    /// The payload of the frame at `offset`, or `None` if it is not the one its header was made for.
+    pub(crate) fn body(
+        &mut self,
+        offset: u64,
+        frame: &Frame,
+        limit: u64,
+    ) -> Result<Option<Bytes>, DiskError> {
+        let len = frame.payload_len as usize;
+        let at = offset + HEADER_BYTES;
+        let body = if len <= PIECE_BYTES {
+            self.bytes(at, len, limit)?[..len].to_vec()
+        } else {
+            let mut body = vec![0; len];
+            self.file.read(&mut body, at)?;
+            body
+        };
+        let whole = frame.body_digest(&self.log_id).add(&body).value() == frame.body_crc;
+        Ok(whole.then(|| Bytes::from(body)))
+    }
+}

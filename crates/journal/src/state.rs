@@ -1,0 +1,152 @@
+//! The log's state file: two copies of one record, the older overwritten. Format: `docs/format/journal-state.md`.
+//!
+//! Either copy is whole at any time, so a crash in the middle of a write leaves the other. A file whose copies
+//! are both unreadable is damage, never a new log.
+
+use crate::checksum::Crc32c;
+use crate::error::{Damage, DiskError, OpenError};
+use crate::file::{Folder, LogFile};
+use crate::frame::{put, u32_at, u64_at};
+use crate::options::INDEX_MAX;
+use crate::segment::TEMP_ENDING;
+
+/// The file's name.
+pub(crate) const NAME: &str = "state";
+/// Each copy lies on a page of its own.
+const PAGE: u64 = 4096;
+
+const MAGIC: &[u8; 8] = b"RDOVESTA";
+const VERSION: u32 = 1;
+const FLAG_CLEAN: u32 = 1;
+
+const AT_VERSION: usize = MAGIC.len();
+const AT_FLAGS: usize = AT_VERSION + 4;
+const AT_SEQUENCE: usize = AT_FLAGS + 4;
+const AT_LOG_ID: usize = AT_SEQUENCE + 8;
+const AT_BOOT_ID: usize = AT_LOG_ID + 16;
+const AT_FIRST: usize = AT_BOOT_ID + 16;
+const AT_DURABLE: usize = AT_FIRST + 8;
+const AT_CRC: usize = AT_DURABLE + 8;
+const RECORD_BYTES: usize = AT_CRC + 4;
+const _: () = assert!(RECORD_BYTES == 76);
+
+/// The record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// Grows with each write.
+    sequence: u64,
+    /// Random, the same for the whole life of the log.
+    pub log_id: [u8; 16],
+    /// The boot of the machine on which the log was last opened.
+    pub boot_id: [u8; 16],
+    /// First index that is kept; segments below are on their way out.
+    pub first: u64,
+    /// Everything up to here was on disk when the record was written.
+    pub durable_upto: u64,
+    /// True from a clean close to the next open.
+    pub clean: bool,
+}
+
+enum Copy {
+    Valid(State),
+    Unreadable,
+    Version(u32),
+}
+
+impl State {
+    fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        put(&mut bytes, 0, MAGIC);
+        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
+        put(&mut bytes, AT_FLAGS, &(if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
+        put(&mut bytes, AT_SEQUENCE, &self.sequence.to_le_bytes());
+        put(&mut bytes, AT_LOG_ID, &self.log_id);
+        put(&mut bytes, AT_BOOT_ID, &self.boot_id);
+        put(&mut bytes, AT_FIRST, &self.first.to_le_bytes());
+        put(&mut bytes, AT_DURABLE, &self.durable_upto.to_le_bytes());
+        let crc = Crc32c::new().add(&bytes[..AT_CRC]).value();
+        put(&mut bytes, AT_CRC, &crc.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; RECORD_BYTES]) -> Copy {
+        let whole = Crc32c::new().add(&bytes[..AT_CRC]).value() == u32_at(bytes, AT_CRC);
+        if !bytes.starts_with(MAGIC) || !whole {
+            return Copy::Unreadable;
+        }
+        let (version, flags) = (u32_at(bytes, AT_VERSION), u32_at(bytes, AT_FLAGS));
+        if version != VERSION || flags & !FLAG_CLEAN != 0 {
+            return Copy::Version(version);
+        }
+        if !(1..=INDEX_MAX).contains(&u64_at(bytes, AT_FIRST)) {
+            return Copy::Unreadable;
+        }
+        Copy::Valid(State {
+            sequence: u64_at(bytes, AT_SEQUENCE),
+            log_id: bytes[AT_LOG_ID..AT_BOOT_ID].try_into().expect("sixteen bytes"),
+            boot_id: bytes[AT_BOOT_ID..AT_FIRST].try_into().expect("sixteen bytes"),
+            first: u64_at(bytes, AT_FIRST),
+            durable_upto: u64_at(bytes, AT_DURABLE),
+            clean: flags & FLAG_CLEAN != 0,
+        })
+    }
+}
+
+/// The open state file and the newest record in it.
+pub(crate) struct StateFile {
+    file: LogFile,
+    state: State,
+}
+
+impl StateFile {
+    /// Makes the file of a new log, durably.
+    pub(crate) fn create(folder: &Folder, log_id: [u8; 16], boot_id: [u8; 16]) -> Result<Self, DiskError> {
+        let state = State { sequence: 0, log_id, boot_id, first: 1, durable_upto: 0, clean: false };
+        let temp = format!("{NAME}{TEMP_ENDING}");
+        let file = folder.create(&temp)?;
+        file.allocate(2 * PAGE)?;
+        file.write_bytes(&state.encode(), 0)?;
+        file.sync()?;
+        folder.rename(&temp, NAME)?;
+        folder.sync_names()?;
+        Ok(StateFile { file: file.renamed(folder.path(NAME)), state })
+    }
+
+    /// Opens the file and chooses the newer whole copy.
+    pub(crate) fn open(folder: &Folder) -> Result<Self, OpenError> {
+        let file = folder.open(NAME)?;
+        let mut newest: Option<State> = None;
+        for copy in 0..2 {
+            let mut bytes = [0; RECORD_BYTES];
+            file.read(&mut bytes, copy * PAGE)?;
+            match State::decode(&bytes) {
+                Copy::Valid(state) if newest.is_none_or(|n| n.sequence < state.sequence) => {
+                    newest = Some(state)
+                }
+                Copy::Valid(_) | Copy::Unreadable => {}
+                Copy::Version(version) => {
+                    let what = format!("state version {version}");
+                    return Err(OpenError::Unsupported { file: file.path(), what });
+                }
+            }
+        }
+        let what = "neither copy of the state is readable";
+        let state = newest.ok_or(Damage { file: file.path(), offset: 0, index: 0, what })?;
+        Ok(StateFile { file, state })
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Changes the record, durably. After an error the old record stands.
+    pub(crate) fn update(&mut self, change: impl FnOnce(&mut State)) -> Result<(), DiskError> {
+        let mut next = self.state;
+        change(&mut next);
+        next.sequence = self.state.sequence + 1;
+        self.file.write_bytes(&next.encode(), (next.sequence % 2) * PAGE)?;
+        self.file.sync()?;
+        self.state = next;
+        Ok(())
+    }
+}

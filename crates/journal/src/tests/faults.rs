@@ -1,0 +1,200 @@
+//! A disk that refuses, fails or hangs while the log runs.
+
+use std::io::ErrorKind;
+use std::sync::mpsc;
+
+use super::*;
+use crate::{AppendError, DropError, Health, WaitError};
+
+#[test]
+fn a_full_disk_when_a_segment_is_needed() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=1, 100);
+    disk.limit_space(Some(40_000));
+    let refused = loop {
+        match writer.append(&[&payload(journal.written() + 1, 100)], 0) {
+            Ok(index) => assert!(index < 1000, "the disk never filled"),
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(refused, AppendError::NoSpace(_)), "{refused}");
+    let last = journal.written();
+    check_payloads(&journal, last);
+    assert!(matches!(writer.append(&[&[0; 100_000]], 0), Err(AppendError::NoSpace(_))));
+    assert!(matches!(journal.health(), Health::Good));
+    sync(&journal);
+
+    disk.limit_space(None);
+    append(&mut writer, last + 1..=last + 100, 100);
+    check_payloads(&journal, last + 100);
+    assert!(!disk.sorted_names().iter().any(|n| n == "large.tmp"));
+}
+
+fn check_payloads(journal: &Journal, last: u64) {
+    check(journal, last, 100);
+}
+
+#[test]
+fn a_full_disk_in_the_middle_of_a_frame() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=3, 100);
+    disk.fail_writes(Some(ErrorKind::StorageFull));
+    for _ in 0..3 {
+        assert!(matches!(writer.append(&[&[7; 900]], 0), Err(AppendError::NoSpace(_))));
+        check(&journal, 3, 100);
+    }
+    disk.fail_writes(None);
+    append(&mut writer, 4..=6, 100);
+    check(&journal, 6, 100);
+    let (after, _writer, recovery) = open(&disk.kill());
+    assert_eq!(recovery.last_index, 6);
+    check(&after, 6, 100);
+}
+
+#[test]
+fn the_remains_of_a_refused_frame_are_a_torn_tail_at_most() {
+    let disk = SimDisk::new(1);
+    let (_, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=3, 100);
+    disk.fail_writes(Some(ErrorKind::StorageFull));
+    // The machine stops between the refused write and the one that wipes its remains out.
+    disk.stop_after(1);
+    assert!(matches!(writer.append(&[&[7; 900]], 0), Err(AppendError::Failed(_))));
+    let (journal, _writer, recovery) = open(&disk.kill());
+    assert_eq!(recovery.cut.map(|c| c.index), Some(4));
+    check(&journal, 3, 100);
+}
+
+#[test]
+fn a_write_that_fails_otherwise_ends_the_log() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=3, 100);
+    disk.fail_writes(Some(ErrorKind::Other));
+    assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    disk.fail_writes(None);
+    assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    assert!(matches!(journal.health(), Health::Failed(_)));
+    assert!(matches!(journal.drop_before(2), Err(DropError::Disk(_))));
+    check(&journal, 3, 100);
+    assert!(writer.close().is_err());
+    let (journal, _writer, recovery) = open(&disk);
+    assert!(!recovery.clean);
+    check(&journal, 3, 100);
+}
+
+#[test]
+fn the_first_failed_sync_ends_the_log() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    let (tell, told) = mpsc::channel();
+    journal.on_synced(move |outcome| drop(tell.send(outcome.clone())));
+    append(&mut writer, 1..=3, 100);
+    sync(&journal);
+    assert_eq!(told.recv_timeout(LONG).unwrap().unwrap(), 3);
+    append(&mut writer, 4..=5, 100);
+    disk.fail_syncs(Some(ErrorKind::Other));
+    journal.request_sync();
+    assert!(matches!(journal.wait_synced_blocking(5, LONG), Err(WaitError::Failed(_))));
+    let failure = told.recv_timeout(LONG).unwrap().unwrap_err();
+    assert_eq!((failure.action, failure.file.to_str()), ("sync", Some("00000000000000000001.seg")));
+
+    disk.fail_syncs(None);
+    let syncs = disk.counts().syncs;
+    journal.request_sync();
+    assert!(matches!(journal.wait_synced_blocking(5, LONG), Err(WaitError::Failed(_))));
+    assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    assert_eq!((journal.synced(), journal.written()), (3, 5));
+    check(&journal, 5, 100);
+    assert!(writer.close().is_err());
+    assert_eq!(disk.counts().syncs, syncs, "nothing may be synced after a failure");
+    assert!(told.try_recv().is_err(), "a failure is told once");
+}
+
+#[test]
+fn a_sync_covers_only_what_was_written_when_it_began() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    let (tell, told) = mpsc::channel();
+    journal.on_synced(move |outcome| tell.send(*outcome.as_ref().unwrap()).unwrap());
+    append(&mut writer, 1..=3, 100);
+    let before = disk.counts().syncs;
+    let paused = disk.pause_syncs(".seg");
+    journal.request_sync();
+    until("the sync has begun", || disk.counts().syncs > before);
+    append(&mut writer, 4..=9, 100);
+    for _ in 0..20 {
+        journal.request_sync();
+    }
+    assert_eq!(journal.synced(), 0);
+    drop(paused);
+    journal.wait_synced_blocking(9, LONG).unwrap();
+    assert_eq!([told.recv_timeout(LONG).unwrap(), told.recv_timeout(LONG).unwrap()], [3, 9]);
+    assert_eq!(disk.counts().syncs, before + 2, "requests during a sync are served by one more");
+}
+
+#[test]
+fn a_disk_that_hangs_slows_the_appends_and_bounds_what_is_unsynced() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    let paused = disk.pause_syncs(".seg");
+    let appender = std::thread::spawn(move || {
+        append(&mut writer, 1..=2000, 500);
+        writer
+    });
+    let written = || journal.written();
+    let mut seen = 0;
+    until("the appends stand still", || {
+        let before = written();
+        std::thread::sleep(Duration::from_millis(30));
+        before > 0 && before == written()
+    });
+    seen += written();
+    assert!(seen < 2000);
+    assert!(journal.0.segments.read().len() <= 17 + 1);
+    check(&journal, seen, 500);
+    drop(paused);
+    let _writer = appender.join().unwrap();
+    check(&journal, 2000, 500);
+}
+
+#[test]
+fn nothing_is_synced_while_nothing_is_written() {
+    let disk = SimDisk::new(1);
+    let options = Options { sync: SyncPolicy::Interval(Duration::from_millis(1)), ..options() };
+    let (journal, mut writer, _) = Journal::open_on(Arc::new(disk.clone()), options).unwrap();
+    append(&mut writer, 1..=1, 10);
+    journal.wait_synced_blocking(1, LONG).unwrap();
+    let before = disk.counts();
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(disk.counts(), before);
+}
+
+#[test]
+fn dropping_can_be_interrupted_anywhere() {
+    let prepare = || {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=100, 500);
+        sync(&journal);
+        until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+        (disk, journal, writer)
+    };
+    let (_, journal, _writer) = prepare();
+    let dropped = journal.drop_before(80).unwrap();
+    assert!(dropped > 60);
+    for stop in 0..30 {
+        let (disk, journal, writer) = prepare();
+        disk.stop_after(stop);
+        let whole = journal.drop_before(80).is_ok();
+        drop(writer);
+        for seed in 0..5 {
+            let (after, _writer, recovery) = open(&disk.crash(seed));
+            assert!(recovery.first_index == 1 || recovery.first_index == dropped);
+            assert!(!whole || recovery.first_index == dropped);
+            check(&after, 100, 500);
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! A running server: its listener and its end.
+
+use crate::config::{Config, Personality, Storage};
+use rockdove_engine::{Engine, OpenError, Report};
+use rockdove_mongo::{Identity, Shared, serve_connection};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
+/// How long connections get to end by themselves.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Pause after the system refused to accept a connection (out of file descriptors, mostly).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a server did not start; each says what to do.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The address is taken.
+    #[error(
+        "cannot listen on {0}: another program does already; stop it or choose another address with --listen"
+    )]
+    AddressTaken(SocketAddr),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(SocketAddr, #[source] io::Error),
+    /// Another server uses the folder.
+    #[error(
+        "the data folder {0} is in use by another server; stop it or choose another folder with --data-dir"
+    )]
+    FolderInUse(PathBuf),
+    /// The engine did not open.
+    #[error("cannot open the data folder {0}: {1}")]
+    Open(PathBuf, #[source] OpenError),
+    /// The engine did not start.
+    #[error("cannot start: {0}")]
+    Engine(#[source] OpenError),
+}
+
+/// A running server.
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    acceptor: JoinHandle<()>,
+    connections: Arc<Semaphore>,
+    connections_max: usize,
+}
+
+impl Server {
+    /// Opens the storage, listens and serves. The address is taken before the storage is touched.
+    pub async fn start(config: Config) -> Result<Server, StartError> {
+        let listener = listen(config.listen)?;
+        let address = listener.local_addr().map_err(|error| StartError::Listen(config.listen, error))?;
+        let options = config.engine();
+        let opened = tokio::task::spawn_blocking(move || Engine::open(options)).await;
+        let engine = match opened {
+            Ok(opened) => opened.map_err(|error| explain(&config.storage, error))?,
+            Err(panicked) => return Err(StartError::Engine(OpenError::Io(io::Error::other(panicked)))),
+        };
+        let shared = Shared::new(identity(&config, address), engine, config.arguments.clone());
+        tokio::spawn(shared.clone().sweep());
+        let (stop, stopping) = watch::channel(false);
+        let connections = Arc::new(Semaphore::new(config.connections_max));
+        let acceptor = tokio::spawn(accept(listener, shared.clone(), connections.clone(), stopping));
+        Ok(Server { address, shared, stop, acceptor, connections, connections_max: config.connections_max })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The connection string that reaches it.
+    pub fn uri(&self) -> String {
+        format!("mongodb://{}/?replicaSet={}", self.shared.identity.advertised, self.shared.identity.set_name)
+    }
+
+    /// What opening the storage found.
+    pub fn recovery(&self) -> Report {
+        self.shared.engine.recovery().clone()
+    }
+
+    /// Returns when a client has sent `shutdown`.
+    pub async fn shutdown_asked(&self) {
+        self.shared.shutdown_asked.notified().await;
+    }
+
+    /// Stops: no new connections, clients get `ShutdownInProgress`, the log is closed cleanly.
+    pub async fn stop(self) -> Result<(), String> {
+        self.stop.send_replace(true);
+        self.shared.topology.stop();
+        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
+        let drained = tokio::time::timeout(DRAIN, self.connections.acquire_many(all)).await;
+        if drained.is_err() {
+            tracing::warn!("some connections did not end in {DRAIN:?} and are cut");
+        }
+        self.acceptor.abort();
+        self.shared.engine.close().await
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    let bind = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        TcpListener::from_std(StdListener::from(socket))
+    };
+    bind().map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => StartError::AddressTaken(address),
+        _ => StartError::Listen(address, error),
+    })
+}
+
+fn explain(storage: &Storage, error: OpenError) -> StartError {
+    match (storage, error) {
+        (Storage::Folder(dir), OpenError::Journal(rockdove_engine::JournalOpenError::Locked { .. })) => {
+            StartError::FolderInUse(dir.clone())
+        }
+        (Storage::Folder(dir), error) => StartError::Open(dir.clone(), error),
+        (Storage::Memory, error) => StartError::Engine(error),
+    }
+}
+
+fn identity(config: &Config, address: SocketAddr) -> Identity {
+    // Each start is a term of its own, higher than all before as long as the clock does not go back by years.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Identity {
+        set_name: config.set_name.clone(),
+        advertised: config.advertise.clone().unwrap_or_else(|| address.to_string()),
+        poppydb: config.personality == Personality::Poppydb,
+        test_commands: config.test_commands,
+        term: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        ..Identity::default()
+    }
+}
+
+/// Accepts connections until told to stop.
+async fn accept(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    connections: Arc<Semaphore>,
+    mut stopping: watch::Receiver<bool>,
+) {
+    loop {
+        let accepted = tokio::select! {
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections),
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Serves a connection in a task of its own, or closes it if there are too many.
+fn welcome(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, connections: &Arc<Semaphore>) {
+    let Ok(permit) = connections.clone().try_acquire_owned() else {
+        tracing::warn!(%peer, "too many connections: one was closed");
+        return;
+    };
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        serve_connection(stream, peer, shared).await;
+        drop(permit);
+    });
+}
