@@ -76,7 +76,9 @@ impl Peer {
             let started = Instant::now();
             match exchange {
                 Exchange::Insert => drop(self.collection.insert_one(document).await?),
-                Exchange::Find => drop(self.collection.find_one(doc! { "_id": id }).await?.context("a document is gone")?),
+                Exchange::Find => {
+                    drop(self.collection.find_one(doc! { "_id": id }).await?.context("a document is gone")?)
+                }
                 Exchange::Update => {
                     let update = doc! { "$addToSet": { "processed_by": "me" } };
                     self.collection.update_one(doc! { "_id": id }, update).await?;

@@ -76,7 +76,8 @@ impl Bench {
                 let mut report = Report::default();
                 eprintln!("measuring the wire…");
                 let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-                let server = Server::start(Config { listen, storage: Storage::Memory, ..Config::default() }).await?;
+                let server =
+                    Server::start(Config { listen, storage: Storage::Memory, ..Config::default() }).await?;
                 report.extend(wire::against_echo(server.address(), exchanges).await?);
                 server.stop().await.map_err(anyhow::Error::msg)?;
                 eprintln!("measuring change streams…");

@@ -3,6 +3,7 @@
 //! Data goes to standard output, everything else to standard error. Exit codes are in [`Exit`].
 #![forbid(unsafe_code)]
 
+mod bench;
 mod connection;
 mod exit;
 mod logging;
@@ -11,6 +12,7 @@ mod payload;
 mod pub_;
 mod reply;
 mod request;
+mod serve;
 mod signals;
 mod sub;
 
@@ -28,15 +30,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Start the bus
+    Serve(serve::Serve),
     Pub(pub_::Args),
     Sub(sub::Args),
     Request(request::Args),
     Reply(reply::Args),
+    /// Measure what things cost, as ratios
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
     let result = match command {
+        Command::Serve(serve) => return serve.run(),
+        Command::Bench(bench) => return bench.run(),
         Command::Pub(args) => tool(pub_::run(args)),
         Command::Sub(args) => tool(sub::run(args)),
         Command::Request(args) => tool(request::run(args)),

@@ -23,6 +23,8 @@ use std::time::Instant;
 
 /// Largest document of a user, in bytes (MongoDB manual, limits).
 pub const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// From this size on a document stays in the buffer that it came in.
+const SHARED_BYTES_MIN: usize = 64 << 10;
 /// Most documents that one look at a TTL index deletes; the next look takes the rest.
 const EXPIRE_MAX: usize = 1000;
 
@@ -37,12 +39,18 @@ struct Hit {
 /// Gives a document an `_id` in first place and checks its size. Called before the sequencer sees it.
 pub fn prepare_insert(doc: Doc, new_id: impl FnOnce() -> ObjectId) -> Result<Doc> {
     let doc = match doc.raw().iter().next() {
-        Some(first) if first.key_bytes() == b"_id" => doc,
+        Some(first) if first.key_bytes() == b"_id" => own_memory(doc),
         _ => with_id_first(doc.raw(), new_id),
     };
     check_id(doc.get("_id").unwrap_or(Value::Null))?;
     check_size(&doc)?;
     Ok(doc)
+}
+
+/// A small document is a part of a buffer that received much else, and would keep all of it in memory: it gets a
+/// copy, the only one. A large one is most of its buffer and stays where it is.
+fn own_memory(doc: Doc) -> Doc {
+    if doc.bytes().len() < SHARED_BYTES_MIN { doc.detached() } else { doc }
 }
 
 fn with_id_first(doc: RawDoc<'_>, new_id: impl FnOnce() -> ObjectId) -> Doc {

@@ -1,1 +1,16 @@
-//! The Rockdove server: configuration, listeners, wiring, lifecycle.
+//! The Rockdove server: configuration, listener, wiring, lifecycle.
+//!
+//! ```text
+//! Server::start ─► engine (opens, recovers) ─► listener ─► one task a connection (rockdove-mongo)
+//! Server::stop  ─► clients are told ─► connections end ─► engine closes its log
+//! ```
+//!
+//! Holds no logic that could live in a part.
+#![forbid(unsafe_code)]
+
+mod config;
+mod server;
+
+pub use config::{Config, Personality, Storage};
+pub use rockdove_engine::SyncPolicy;
+pub use server::{Server, StartError};

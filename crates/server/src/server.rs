@@ -2,7 +2,9 @@
 
 use crate::config::{Config, Personality, Storage};
 use rockdove_engine::{Engine, OpenError, Report};
-use rockdove_mongo::{Identity, Shared, serve_connection};
+use rockdove_mongo::connection::serve_connection;
+use rockdove_mongo::shared::Shared;
+use rockdove_mongo::topology::Identity;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};

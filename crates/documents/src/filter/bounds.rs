@@ -415,7 +415,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(3000))]
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1000))]
         #[test]
         fn matching_documents_have_a_key_within(
             doc in crate::arbitrary::document(),

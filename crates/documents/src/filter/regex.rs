@@ -429,6 +429,7 @@ mod tests {
     }
 
     proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
         #[test]
         fn any_pattern_compiles_or_is_refused(pattern in ".{0,12}", text in ".{0,8}") {
             if let Ok(compiled) = Pattern::new(&pattern, "") {

@@ -363,7 +363,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(4000))]
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1500))]
         #[test]
         fn bytes_order_like_values(a in value(), b in value()) {
             let expected = compare(a.value(), b.value());

@@ -41,6 +41,8 @@ pub struct Binding {
     pub no_timeout: bool,
     /// Whether it reads a change stream, which decides the labels of its errors.
     pub change_stream: bool,
+    /// Whether the command that opened it had a time limit, which its later batches have too.
+    pub time_limited: bool,
 }
 
 #[derive(Debug)]
@@ -276,6 +278,7 @@ mod tests {
             session: Some(SessionId([1; 16])),
             no_timeout: false,
             change_stream: false,
+            time_limited: false,
         }
     }
 

@@ -13,9 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Fail points that have an effect here.
-const EFFECTIVE: [&str; 3] = ["failCommand", "failGetMoreAfterCursorCheckout", "onPrimaryTransactionalWrite"];
+const EFFECTIVE: [&str; 4] =
+    ["failCommand", "failGetMoreAfterCursorCheckout", "onPrimaryTransactionalWrite", "maxTimeAlwaysTimeOut"];
 /// Fail points whose place does not exist here: setting them changes nothing.
-const WITHOUT_EFFECT: [&str; 6] = [
+const WITHOUT_EFFECT: [&str; 7] = [
+    "maxTimeNeverTimeOut",
     "disableStickyTransactionPoolSize",
     "sleepBeforeCommitTransaction",
     "rsSyncApplyStop",
@@ -125,6 +127,11 @@ impl FailPoints {
     pub fn on_get_more(&self) -> Option<Failure> {
         let data = self.strike("failGetMoreAfterCursorCheckout", |_| true)?;
         failure(data.raw(), "Hit the 'failGetMoreAfterCursorCheckout' failpoint", None)
+    }
+
+    /// Whether `maxTimeAlwaysTimeOut` makes a command with a time limit exceed it.
+    pub fn on_time_limit(&self) -> bool {
+        self.strike("maxTimeAlwaysTimeOut", |_| true).is_some()
     }
 
     /// What `onPrimaryTransactionalWrite` does before a write with a transaction number is carried out.

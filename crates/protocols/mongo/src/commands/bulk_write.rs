@@ -1,0 +1,148 @@
+//! `bulkWrite`: inserts, updates and deletes of several collections in one command (MongoDB 8.0).
+
+use super::cursor::{self, Opening, Source};
+use super::query::{self, Parsing};
+use super::write::{self, Done, documents, parse_each, perform};
+use super::{Flow, Spec};
+use crate::dispatch::Call;
+use crate::errors::{Failure, Result};
+use crate::options::Fields;
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, code};
+use rockdove_engine::{DeleteStatement, Namespace, Outcome, Statement, UpdateStatement, WriteError};
+
+/// The commands of this family.
+pub const COMMANDS: &[Spec] =
+    &[Spec::later("bulkWrite", Spec::WRITE | Spec::RETRYABLE | Spec::ADMIN | Spec::API_V1, |call, reply| {
+        Box::pin(bulk_write(call, reply))
+    })];
+
+async fn bulk_write(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
+    let fields = Fields::new("bulkWrite", call.command())?;
+    let namespaces = namespaces(call, &fields)?;
+    let parsing = Parsing::new(call, &fields)?;
+    let statements = parse_each(call, &fields, "ops", |op| parse(call, &parsing, &namespaces, op))?;
+    let done = perform(call, &fields, statements).await?;
+    let errors_only = fields.flag("errorsOnly")?;
+    let results = done
+        .results
+        .iter()
+        .filter(|(_, result)| !errors_only || result.is_err())
+        .map(|(position, result)| describe(*position, result))
+        .collect();
+    let opening = Opening::new(call, "admin.$cmd.bulkWrite".into()).batch(cursor::batch_size(&fields)?);
+    cursor::open(opening, Source::ready(results), reply)?;
+    append_counts(reply, &done);
+    write::append_retried(reply, &done.retried);
+    Ok(Flow::Done)
+}
+
+fn namespaces(call: &Call<'_>, fields: &Fields<'_>) -> Result<Vec<Namespace>> {
+    let named = documents(call, fields, "nsInfo")?;
+    let parse = |info: &Doc| {
+        let fields = Fields::new("bulkWrite.nsInfo", info.raw())?;
+        Ok(Namespace::parse(fields.required_string("ns")?)?)
+    };
+    named.iter().map(parse).collect()
+}
+
+fn parse(call: &Call<'_>, parsing: &Parsing, namespaces: &[Namespace], op: &Doc) -> Result<Statement> {
+    let name = op.raw().iter().next().map_or("", |first| first.key());
+    let fields = Fields::new("bulkWrite.ops", op.raw())?;
+    let number = fields.count(name)?.and_then(|number| usize::try_from(number).ok());
+    let ns = number.and_then(|number| namespaces.get(number)).cloned().ok_or_else(|| {
+        Failure::new(code::BAD_VALUE, format!("BulkWrite ops entry {name} has an invalid nsInfo index."))
+    })?;
+    match name {
+        "insert" => Ok(Statement::Insert { ns, doc: op.slice_of(fields.required_document("document")?) }),
+        "update" => Ok(Statement::Update(Box::new(update(call, parsing, ns, &fields)?))),
+        "delete" => Ok(Statement::Delete(Box::new(delete(call, parsing, ns, &fields)?))),
+        other => {
+            Err(Error::failed_to_parse(format!("BulkWrite op '{other}' is not insert, update or delete"))
+                .into())
+        }
+    }
+}
+
+fn update(call: &Call<'_>, parsing: &Parsing, ns: Namespace, fields: &Fields<'_>) -> Result<UpdateStatement> {
+    let multi = fields.flag("multi")?;
+    write::refuse_retried_multi(call, multi)?;
+    let parsing = parsing.with_collation(fields)?;
+    let update = parsing.update(
+        fields.required("updateMods")?,
+        fields.array("arrayFilters")?,
+        fields.document("constants")?,
+    )?;
+    if multi && update.is_replacement() {
+        return Err(
+            Error::failed_to_parse("multi update is not supported for replacement-style update").into()
+        );
+    }
+    Ok(UpdateStatement {
+        ns,
+        filter: parsing.filter(fields.required_document("filter")?)?,
+        update,
+        multi,
+        upsert: fields.flag("upsert")?,
+        sort: parsing.sort(fields.document("sort")?)?,
+        hint: query::hint(fields)?,
+    })
+}
+
+fn delete(call: &Call<'_>, parsing: &Parsing, ns: Namespace, fields: &Fields<'_>) -> Result<DeleteStatement> {
+    let multi = fields.flag("multi")?;
+    write::refuse_retried_multi(call, multi)?;
+    let parsing = parsing.with_collation(fields)?;
+    let filter = parsing.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?;
+    Ok(DeleteStatement { ns, filter, multi, hint: query::hint(fields)? })
+}
+
+/// The result of one statement as the reply's cursor shows it.
+fn describe(position: usize, result: &Result<Outcome, WriteError>) -> Doc {
+    let mut doc = DocBuilder::new();
+    doc.append("ok", if result.is_ok() { 1.0 } else { 0.0 }).append("idx", position as i32);
+    match result {
+        Ok(Outcome::Inserted) => {
+            doc.append("n", 1);
+        }
+        Ok(Outcome::Deleted { count }) => {
+            doc.append("n", *count as i32);
+        }
+        Ok(Outcome::Updated { matched, modified, upserted }) => {
+            doc.append("n", (matched + u64::from(upserted.is_some())) as i32);
+            doc.append("nModified", *modified as i32);
+            if let Some(id) = upserted {
+                doc.start_document("upserted").append("_id", id).end();
+            }
+        }
+        Err(error) => {
+            doc.append("n", 0).append("code", error.error.code.number);
+            if let Some(details) = &error.details {
+                doc.append_all(details.raw());
+            }
+            doc.append("errmsg", &error.error.message);
+        }
+    }
+    doc.finish()
+}
+
+fn append_counts(reply: &mut DocBuilder, done: &Done) {
+    let errors = done.results.iter().filter(|(_, result)| result.is_err()).count();
+    reply.append("nErrors", errors as i32);
+    let updated = |of: fn(u64, u64, u64) -> u64| {
+        done.count(|outcome| match outcome {
+            Outcome::Updated { matched, modified, upserted } => {
+                of(*matched, *modified, u64::from(upserted.is_some()))
+            }
+            _ => 0,
+        })
+    };
+    reply.append("nInserted", done.count(|outcome| u64::from(matches!(outcome, Outcome::Inserted))));
+    reply.append("nMatched", updated(|matched, _, _| matched));
+    reply.append("nModified", updated(|_, modified, _| modified));
+    reply.append("nUpserted", updated(|_, _, upserted| upserted));
+    let deleted = |outcome: &Outcome| match outcome {
+        Outcome::Deleted { count } => *count,
+        _ => 0,
+    };
+    reply.append("nDeleted", done.count(deleted));
+}

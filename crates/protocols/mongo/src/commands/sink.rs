@@ -1,0 +1,235 @@
+//! `$out` and `$merge`: results of a pipeline that go into a collection.
+//!
+//! `$out` fills a collection of its own beside the target and puts it in the target's place in one step. `$merge`
+//! treats one result after the other: it reads the document that is there, combines both, and writes the outcome
+//! only if that document is still the same; otherwise it looks again.
+
+use super::cursor::off_thread;
+use super::query::Parsing;
+use crate::dispatch::Call;
+use crate::errors::{Failure, Result};
+use rockdove_documents::pipeline::{Environment, Merge, Sink, Target, WhenMatched, WhenNotMatched};
+use rockdove_documents::{Doc, DocBuilder, Error, Value, code, doc};
+use rockdove_engine::{
+    Ack, Definition, Find, Namespace, Outcome, Statement, UpdateStatement, Write, WriteError,
+};
+
+/// How often a document that others change meanwhile is looked at again.
+const ATTEMPTS_MAX: usize = 100;
+/// Documents of one insert into the collection that `$out` fills.
+const BATCH: usize = 1000;
+
+/// Where results are written and how.
+pub struct Writer<'c> {
+    /// The command.
+    pub call: &'c Call<'c>,
+    /// Its collation, time and variables.
+    pub parsing: &'c Parsing,
+    /// What combining pipelines run in.
+    pub environment: &'c Environment,
+    /// When a write is acknowledged.
+    pub ack: Ack,
+}
+
+impl Writer<'_> {
+    /// Writes the results of a pipeline.
+    pub async fn write(&self, sink: &Sink, results: Vec<Doc>) -> Result<()> {
+        let ns = self.namespace(sink.target())?;
+        let state = self.call.shared.engine.snapshot();
+        if let Some(collection) = state.collection(&ns) {
+            if collection.info.view.is_some() {
+                let message = format!("Namespace {ns} is a view, not a collection");
+                return Err(Failure::new(code::COMMAND_NOT_SUPPORTED_ON_VIEW, message));
+            }
+            if collection.info.capped.is_some() && matches!(sink, Sink::Out(_)) {
+                let message = format!("namespace '{ns}' is capped so it can't be used for $out");
+                return Err(Failure::location(17152, message));
+            }
+        }
+        match sink {
+            Sink::Out(_) => self.replace(&ns, results).await,
+            Sink::Merge(merge) => self.merge(&ns, merge, results).await,
+        }
+    }
+
+    fn namespace(&self, target: &Target) -> Result<Namespace> {
+        let database = target.db.as_deref().unwrap_or(self.call.database);
+        Ok(Namespace::new(database, &target.collection)?)
+    }
+
+    /// Puts the results in the place of the collection, which keeps its options and indexes.
+    async fn replace(&self, ns: &Namespace, results: Vec<Doc>) -> Result<()> {
+        let engine = &self.call.shared.engine;
+        let filled = Namespace::new(ns.database(), &format!("tmp.agg_out.{}", uuid::Uuid::new_v4()))?;
+        let (options, specs) = {
+            let state = engine.snapshot();
+            let target = state.collection(ns);
+            let specs = target.map_or(&[][..], |target| target.indexes()).iter().skip(1);
+            let specs: Vec<Doc> = specs.map(|index| index.spec.doc.clone()).collect();
+            (target.map_or(Doc::empty(), |target| target.info.options.clone()), specs)
+        };
+        engine.define(Definition::Create { ns: filled.clone(), options }, Ack::Written).await?;
+        let done = self.fill(ns, &filled, specs, results).await;
+        if done.is_err() {
+            engine.define(Definition::Drop { ns: filled }, Ack::Written).await?;
+        }
+        done
+    }
+
+    async fn fill(
+        &self,
+        ns: &Namespace,
+        filled: &Namespace,
+        specs: Vec<Doc>,
+        results: Vec<Doc>,
+    ) -> Result<()> {
+        let engine = &self.call.shared.engine;
+        if !specs.is_empty() {
+            engine.define(Definition::CreateIndexes { ns: filled.clone(), specs }, Ack::Written).await?;
+        }
+        let mut results = results.into_iter().peekable();
+        while results.peek().is_some() {
+            let batch = results.by_ref().take(BATCH);
+            let statements = batch.map(|doc| Statement::Insert { ns: filled.clone(), doc }).collect();
+            self.carry_out(statements).await?.map_err(failed)?;
+        }
+        let rename = Definition::Rename { from: filled.clone(), to: ns.clone(), drop_target: true };
+        engine.define(rename, self.ack).await?;
+        Ok(())
+    }
+
+    /// Carries out statements up to the first that fails.
+    async fn carry_out(&self, statements: Vec<Statement>) -> Result<Result<Vec<Outcome>, WriteError>> {
+        let write = Write { statements, ordered: true, retry: None, ack: self.ack, bypass_validation: false };
+        let reply = self.call.shared.engine.write(write).await?;
+        Ok(reply.results.into_iter().collect())
+    }
+
+    async fn merge(&self, ns: &Namespace, merge: &Merge, results: Vec<Doc>) -> Result<()> {
+        self.check_unique(ns, &merge.on)?;
+        for result in results {
+            self.merge_one(ns, merge, result).await?;
+        }
+        Ok(())
+    }
+
+    /// Other fields than `_id` must be the key of a unique index, or "the document that is there" means nothing.
+    fn check_unique(&self, ns: &Namespace, on: &[String]) -> Result<()> {
+        if on == ["_id"] {
+            return Ok(());
+        }
+        let state = self.call.shared.engine.snapshot();
+        let unique = |index: &rockdove_engine::Index| {
+            let keys = index.spec.doc.get("key").and_then(|keys| keys.as_document());
+            let keys: Vec<&str> = keys.into_iter().flatten().map(|element| element.key()).collect();
+            index.spec.unique
+                && index.spec.partial.is_none()
+                && keys.len() == on.len()
+                && on.iter().all(|field| keys.contains(&field.as_str()))
+        };
+        match state.collection(ns).is_some_and(|collection| collection.indexes().iter().any(unique)) {
+            true => Ok(()),
+            false => {
+                Err(Failure::location(51183, "Cannot find index to verify that join fields will be unique"))
+            }
+        }
+    }
+
+    async fn merge_one(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<()> {
+        let Some(filter) = key_filter(&result, &merge.on)? else {
+            return self.insert(ns, merge, result).await?.map_err(failed);
+        };
+        for _ in 0..ATTEMPTS_MAX {
+            let done = match self.existing(ns, &filter).await? {
+                Some(old) => self.update(ns, merge, &old, &result).await?,
+                None => match self.insert(ns, merge, result.clone()).await? {
+                    Ok(()) => true,
+                    // Somebody else may have inserted it meanwhile; if not, another unique index refuses it.
+                    Err(error) => match self.existing(ns, &filter).await? {
+                        Some(_) => false,
+                        None => return Err(failed(error)),
+                    },
+                },
+            };
+            if done {
+                return Ok(());
+            }
+        }
+        Err(Failure::new(code::WRITE_CONFLICT, format!("$merge: a document of {ns} is changed all the time")))
+    }
+
+    async fn existing(&self, ns: &Namespace, filter: &Doc) -> Result<Option<Doc>> {
+        let find = Find { limit: 1, ..Find::new(ns.clone(), self.parsing.filter(filter.raw())?) };
+        let state = self.call.shared.engine.snapshot();
+        let heavy = super::find::is_heavy(&state, &find);
+        let read = move || Ok(rockdove_engine::find_in(&state, find)?.next().transpose()?);
+        if heavy { off_thread(self.call.shared, read).await } else { read() }
+    }
+
+    /// Combines a result with the document that is there; whether that is still the same.
+    async fn update(&self, ns: &Namespace, merge: &Merge, old: &Doc, result: &Doc) -> Result<bool> {
+        if matches!(merge.when_matched, WhenMatched::Fail) {
+            // The unique index tells what is in the way, unless it has gone meanwhile.
+            let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
+            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(failed);
+        }
+        let new = merge.combine(old.raw(), result.raw(), self.environment)?;
+        let Some(new) = new.filter(|new| new != old) else { return Ok(true) };
+        let id = old.get("_id").unwrap_or(Value::Null);
+        let unchanged = doc! { "_id": { "$eq": id }, "$expr": { "$eq": ["$$ROOT", { "$literal": old }] } };
+        let statement = UpdateStatement {
+            ns: ns.clone(),
+            filter: self.parsing.filter(unchanged.raw())?,
+            update: self.parsing.update(Value::Document(new.raw()), None, None)?,
+            multi: false,
+            upsert: false,
+            sort: None,
+            hint: None,
+        };
+        let done = self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(failed)?;
+        Ok(matches!(done.first(), Some(Outcome::Updated { matched: 1, .. })))
+    }
+
+    async fn insert(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<Result<(), WriteError>> {
+        match merge.when_not_matched {
+            WhenNotMatched::Discard => Ok(Ok(())),
+            WhenNotMatched::Fail => Err(Failure::location(
+                13113,
+                "$merge could not find a matching document in the target collection for at least one document in \
+                 the source collection",
+            )),
+            WhenNotMatched::Insert => {
+                let statement = Statement::Insert { ns: ns.clone(), doc: result };
+                Ok(self.carry_out(vec![statement]).await?.map(drop))
+            }
+        }
+    }
+}
+
+/// A failed statement as a failed command, with what is known of it.
+fn failed(error: WriteError) -> Failure {
+    let failure = Failure::from(error.error);
+    match error.details {
+        Some(details) => failure.with_details(details),
+        None => failure,
+    }
+}
+
+/// The filter that finds the document a result meets; `None` if the result has no `_id` yet.
+fn key_filter(result: &Doc, on: &[String]) -> Result<Option<Doc>> {
+    let mut filter = DocBuilder::new();
+    for field in on {
+        let value = rockdove_documents::path::Path::new(field).get(result.raw());
+        match value {
+            None if field == "_id" => return Ok(None),
+            None | Some(Value::Null | Value::Undefined | Value::Array(_)) if field != "_id" => {
+                let message = "$merge write error: 'on' field cannot be missing, null, undefined or an array";
+                return Err(Error::location(51132, message).into());
+            }
+            value => {
+                filter.start_document(field).append("$eq", value).end();
+            }
+        }
+    }
+    Ok(Some(filter.finish()))
+}

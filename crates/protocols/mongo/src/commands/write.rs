@@ -1,0 +1,360 @@
+//! `insert`, `update`, `delete`: statements in, one result each out.
+//!
+//! A statement that cannot be parsed is a failed statement, not a failed command: those before it are carried
+//! out, and those after it if the command is not `ordered`.
+
+use super::query::{self, Parsing};
+use super::{Flow, Spec};
+use crate::dispatch::Call;
+use crate::errors::{self, Failure, Result};
+use crate::hello::WRITE_BATCH_MAX;
+use crate::options::Fields;
+use bytes::Bytes;
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
+use rockdove_engine::{
+    DeleteStatement, Namespace, Outcome, Retry, Statement, UpdateStatement, Write, WriteError, WriteReply,
+};
+
+/// The commands of this family.
+pub const COMMANDS: &[Spec] = &[
+    Spec::later("insert", FLAGS, |call, reply| Box::pin(insert(call, reply))),
+    Spec::later("update", FLAGS, |call, reply| Box::pin(update(call, reply))),
+    Spec::later("delete", FLAGS, |call, reply| Box::pin(delete(call, reply))),
+];
+
+const FLAGS: u32 = Spec::WRITE | Spec::RETRYABLE | Spec::API_V1;
+
+/// Statements as far as they could be parsed, each with its position in the command.
+pub struct Statements {
+    ready: Vec<Statement>,
+    positions: Vec<usize>,
+    failed: Vec<(usize, WriteError)>,
+}
+
+async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
+    let fields = Fields::new("insert", call.command())?;
+    let ns = query::namespace(call, &fields, "insert")?;
+    let documents = documents(call, &fields, "documents")?;
+    let positions = (0..documents.len()).collect();
+    let ready = documents.into_iter().map(|doc| Statement::Insert { ns: ns.clone(), doc }).collect();
+    let done = perform(call, &fields, Statements { ready, positions, failed: Vec::new() }).await?;
+    reply.append("n", done.count(|outcome| u64::from(matches!(outcome, Outcome::Inserted))));
+    done.append_errors(reply);
+    Ok(Flow::Done)
+}
+
+async fn update(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
+    let fields = Fields::new("update", call.command())?;
+    let ns = query::namespace(call, &fields, "update")?;
+    let parsing = Parsing::new(call, &fields)?;
+    let statements = parse_each(call, &fields, "updates", |statement| {
+        parse_update(call, &parsing, &ns, statement.raw()).map(|update| Statement::Update(Box::new(update)))
+    })?;
+    let done = perform(call, &fields, statements).await?;
+    reply.append(
+        "n",
+        done.count(|outcome| match outcome {
+            Outcome::Updated { matched, upserted, .. } => matched + u64::from(upserted.is_some()),
+            _ => 0,
+        }),
+    );
+    done.append_upserted(reply);
+    reply.append(
+        "nModified",
+        done.count(|outcome| match outcome {
+            Outcome::Updated { modified, .. } => *modified,
+            _ => 0,
+        }),
+    );
+    done.append_errors(reply);
+    Ok(Flow::Done)
+}
+
+fn parse_update(
+    call: &Call<'_>,
+    parsing: &Parsing,
+    ns: &Namespace,
+    statement: RawDoc<'_>,
+) -> Result<UpdateStatement> {
+    let fields = Fields::new("update.updates", statement)?;
+    let multi = fields.flag("multi")?;
+    refuse_retried_multi(call, multi)?;
+    let parsing = parsing.with_collation(&fields)?;
+    let update =
+        parsing.update(fields.required("u")?, fields.array("arrayFilters")?, fields.document("c")?)?;
+    if multi && update.is_replacement() {
+        return Err(
+            Error::failed_to_parse("multi update is not supported for replacement-style update").into()
+        );
+    }
+    if fields.get("sort").is_some() && call.shared.identity.version < [8, 0, 0] {
+        return Err(Failure::location(40415, "BSON field 'update.updates.sort' is an unknown field."));
+    }
+    let sort = parsing.sort(fields.document("sort")?)?;
+    if multi && sort.is_some() {
+        return Err(Error::failed_to_parse("Cannot specify sort with multi=true").into());
+    }
+    Ok(UpdateStatement {
+        ns: ns.clone(),
+        filter: parsing.filter(fields.required_document("q")?)?,
+        update,
+        multi,
+        upsert: fields.flag("upsert")?,
+        sort,
+        hint: query::hint(&fields)?,
+    })
+}
+
+async fn delete(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
+    let fields = Fields::new("delete", call.command())?;
+    let ns = query::namespace(call, &fields, "delete")?;
+    let parsing = Parsing::new(call, &fields)?;
+    let statements = parse_each(call, &fields, "deletes", |statement| {
+        parse_delete(call, &parsing, &ns, statement.raw()).map(|delete| Statement::Delete(Box::new(delete)))
+    })?;
+    let done = perform(call, &fields, statements).await?;
+    reply.append(
+        "n",
+        done.count(|outcome| match outcome {
+            Outcome::Deleted { count } => *count,
+            _ => 0,
+        }),
+    );
+    done.append_errors(reply);
+    Ok(Flow::Done)
+}
+
+fn parse_delete(
+    call: &Call<'_>,
+    parsing: &Parsing,
+    ns: &Namespace,
+    statement: RawDoc<'_>,
+) -> Result<DeleteStatement> {
+    let fields = Fields::new("delete.deletes", statement)?;
+    let multi = match fields.integer("limit")? {
+        Some(0) => true,
+        Some(1) => false,
+        Some(limit) => {
+            let message = format!("The limit field in delete objects must be 0 or 1. Got {limit}");
+            return Err(Error::failed_to_parse(message).into());
+        }
+        None => return Err(fields.missing("limit").into()),
+    };
+    refuse_retried_multi(call, multi)?;
+    let parsing = parsing.with_collation(&fields)?;
+    let filter = parsing.filter(fields.required_document("q")?)?;
+    Ok(DeleteStatement { ns: ns.clone(), filter, multi, hint: query::hint(&fields)? })
+}
+
+/// A write to many documents cannot be told apart when it comes twice.
+pub fn refuse_retried_multi(call: &Call<'_>, multi: bool) -> Result<()> {
+    if multi && call.session.transaction_number.is_some() {
+        return Err(Failure::new(
+            code::INVALID_OPTIONS,
+            "Cannot use (or request) retryable writes with multi=true",
+        ));
+    }
+    Ok(())
+}
+
+/// The documents of an array field, from the command or from a sequence sent beside it.
+pub fn documents(call: &Call<'_>, fields: &Fields<'_>, name: &str) -> Result<Vec<Doc>> {
+    let sequence = call.body.sequences.iter().find(|sequence| &*sequence.field == name);
+    let documents = match sequence {
+        Some(sequence) => sequence.documents.clone(),
+        None => {
+            let array = fields.required_array(name)?;
+            let slice = |value: Value<'_>| match value {
+                Value::Document(doc) => Ok(call.body.command.slice_of(doc)),
+                other => Err(Error::type_mismatch(format!(
+                    "BSON field '{name}' has an element of the wrong type '{}', expected type 'object'",
+                    other.kind().alias()
+                ))),
+            };
+            array.values().map(slice).collect::<rockdove_documents::Result<_>>()?
+        }
+    };
+    check_batch_size(documents.len())?;
+    Ok(documents)
+}
+
+/// Checks the number of statements of one command.
+pub fn check_batch_size(count: usize) -> Result<()> {
+    if (1..=WRITE_BATCH_MAX).contains(&count) {
+        return Ok(());
+    }
+    let message =
+        format!("Write batch sizes must be between 1 and {WRITE_BATCH_MAX}. Got {count} operations.");
+    Err(Failure::new(code::INVALID_LENGTH, message))
+}
+
+/// Parses the elements of an array of statements, as far as it makes sense.
+pub fn parse_each(
+    call: &Call<'_>,
+    fields: &Fields<'_>,
+    name: &str,
+    parse: impl Fn(&Doc) -> Result<Statement>,
+) -> Result<Statements> {
+    let ordered = fields.boolean("ordered")?.unwrap_or(true);
+    let mut statements = Statements { ready: Vec::new(), positions: Vec::new(), failed: Vec::new() };
+    for (position, statement) in documents(call, fields, name)?.iter().enumerate() {
+        match parse(statement) {
+            Ok(parsed) => {
+                statements.ready.push(parsed);
+                statements.positions.push(position);
+            }
+            Err(failure) if is_about_the_command(&failure.error) => return Err(failure),
+            Err(failure) => {
+                statements.failed.push((position, failure.error.into()));
+                if ordered {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(statements)
+}
+
+/// Missing and mistyped fields make the whole command wrong, as does what its retry forbids.
+fn is_about_the_command(error: &Error) -> bool {
+    matches!(error.code.number, 40414 | 40415)
+        || error.code == code::INVALID_OPTIONS
+        || (error.code == code::TYPE_MISMATCH && error.message.starts_with("BSON field"))
+        || (error.code == code::FAILED_TO_PARSE && error.message.starts_with("The limit field"))
+}
+
+/// What became of all statements, in their order.
+pub struct Done {
+    /// Position and result of each statement that was tried.
+    pub results: Vec<(usize, Result<Outcome, WriteError>)>,
+    /// Numbers of the statements whose first result is repeated.
+    pub retried: Vec<i32>,
+}
+
+/// Carries statements out and puts the results into the order of the command.
+pub async fn perform(call: &Call<'_>, fields: &Fields<'_>, statements: Statements) -> Result<Done> {
+    let ordered = fields.boolean("ordered")?.unwrap_or(true);
+    let retry = retry(call, &statements.positions)?;
+    let write = Write {
+        statements: statements.ready,
+        ordered,
+        retry,
+        ack: call.ack(),
+        bypass_validation: fields.flag("bypassDocumentValidation")?,
+    };
+    let reply = retried(call, carry_out(call, write).await?, |reply| !reply.retried.is_empty())?;
+    let stopped = ordered && reply.results.last().is_some_and(|result| result.is_err());
+    let mut results: Vec<_> = statements.positions.into_iter().zip(reply.results).collect();
+    if !stopped {
+        results.extend(statements.failed.into_iter().map(|(position, error)| (position, Err(error))));
+        results.sort_by_key(|(position, _)| *position);
+    }
+    Ok(Done { results, retried: reply.retried })
+}
+
+async fn carry_out(call: &Call<'_>, write: Write) -> Result<WriteReply> {
+    if write.statements.is_empty() {
+        return Ok(WriteReply { results: Vec::new(), retried: Vec::new(), at: call.shared.operation_time() });
+    }
+    if write.retry.is_some() {
+        before_retryable(call)?;
+    }
+    let reply = call.shared.engine.write(write).await?;
+    call.durable().await?;
+    Ok(reply)
+}
+
+/// A fail point may strike before a retryable write.
+pub fn before_retryable(call: &Call<'_>) -> Result<()> {
+    call.shared.fail_points.before_retryable_write().map_or(Ok(()), Err)
+}
+
+/// A fail point may strike after a retryable write that was really carried out.
+pub fn retried<T>(call: &Call<'_>, reply: T, was_retried: impl Fn(&T) -> bool) -> Result<T> {
+    let retryable = call.session.transaction_number.is_some();
+    if retryable && !was_retried(&reply) && call.shared.fail_points.after_retryable_write() {
+        return Err(Failure::close());
+    }
+    Ok(reply)
+}
+
+/// The session, number and statement numbers of a retryable write.
+fn retry(call: &Call<'_>, positions: &[usize]) -> Result<Option<Retry>> {
+    let (Some(session), Some(number)) = (call.session.session, call.session.transaction_number) else {
+        return Ok(None);
+    };
+    let command = call.command();
+    let given: Vec<i32> = match (command.get("stmtIds"), command.get("stmtId")) {
+        (Some(Value::Array(ids)), _) => {
+            ids.values().filter_map(|id| id.as_integer().and_then(|id| i32::try_from(id).ok())).collect()
+        }
+        (_, Some(first)) => {
+            let first = first.as_integer().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
+            positions.iter().map(|position| first.saturating_add(*position as i32)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let statements =
+        positions.iter().map(|position| given.get(*position).copied().unwrap_or(*position as i32)).collect();
+    Ok(Some(Retry { session: Bytes::copy_from_slice(&session.0), number, statements }))
+}
+
+/// The session and number of a retryable command of one statement.
+pub fn single_retry(call: &Call<'_>) -> Result<Option<Retry>> {
+    retry(call, &[0])
+}
+
+impl Done {
+    /// The sum of `of` over the statements that were carried out.
+    pub fn count(&self, of: impl Fn(&Outcome) -> u64) -> i32 {
+        let sum: u64 = self.results.iter().filter_map(|(_, result)| result.as_ref().ok()).map(of).sum();
+        i32::try_from(sum).unwrap_or(i32::MAX)
+    }
+
+    fn append_upserted(&self, reply: &mut DocBuilder) {
+        let upserted: Vec<_> = self
+            .results
+            .iter()
+            .filter_map(|(position, result)| match result {
+                Ok(Outcome::Updated { upserted: Some(id), .. }) => Some((position, id)),
+                _ => None,
+            })
+            .collect();
+        if upserted.is_empty() {
+            return;
+        }
+        reply.start_array("upserted");
+        for (position, id) in upserted {
+            reply.push_document().append("index", *position as i32).append("_id", id).end();
+        }
+        reply.end();
+    }
+
+    fn append_errors(&self, reply: &mut DocBuilder) {
+        let failed: Vec<_> = self
+            .results
+            .iter()
+            .filter_map(|(position, result)| result.as_ref().err().map(|error| (*position, error)))
+            .collect();
+        if !failed.is_empty() {
+            reply.start_array("writeErrors");
+            for (position, error) in failed {
+                errors::push_write_error(reply, position, &error.error, error.details.as_ref());
+            }
+            reply.end();
+        }
+        append_retried(reply, &self.retried);
+    }
+}
+
+/// Appends the numbers of statements whose first result is repeated.
+pub fn append_retried(reply: &mut DocBuilder, retried: &[i32]) {
+    if retried.is_empty() {
+        return;
+    }
+    reply.start_array("retriedStmtIds");
+    for number in retried {
+        reply.push(*number);
+    }
+    reply.end();
+}

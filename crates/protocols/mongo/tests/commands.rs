@@ -1,0 +1,412 @@
+//! What the commands answer, over the wire.
+
+mod support;
+
+use rockdove_documents::{Doc, Owned, Value, doc};
+use std::time::Duration;
+use support::{Peer, cursor, number, server};
+
+fn session(byte: u8) -> Doc {
+    doc! { "id": Owned::Binary { subtype: 4, bytes: vec![byte; 16].into() } }
+}
+
+fn field<'d>(doc: &'d Doc, path: &str) -> Option<Value<'d>> {
+    let mut parts = path.split('.');
+    let first = doc.get(parts.next()?)?;
+    parts.try_fold(first, |value, name| match value {
+        Value::Document(doc) | Value::Array(doc) => doc.get(name),
+        _ => None,
+    })
+}
+
+fn integer(doc: &Doc, path: &str) -> i64 {
+    field(doc, path).and_then(|value| value.as_integer()).unwrap_or_else(|| panic!("no {path} in {doc:?}"))
+}
+
+async fn fill(peer: &mut Peer, count: i32) {
+    let mut insert = rockdove_documents::DocBuilder::new();
+    insert.append("insert", "c").append("$db", "db").start_array("documents");
+    for n in 0..count {
+        insert.push(doc! { "_id": n, "n": (n % 10) });
+    }
+    insert.end();
+    assert_eq!(number(&peer.good(&insert.finish()).await, "n"), i64::from(count));
+}
+
+#[tokio::test]
+async fn an_insert_reports_each_failed_document() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let documents = doc! { "d": [{ "_id": 1 }, { "_id": 1 }, { "_id": 2 }] };
+    let insert = |ordered: bool| {
+        doc! { "insert": "c", "documents": documents.get("d"), "ordered": ordered, "$db": "db" }
+    };
+    let reply = peer.good(&insert(true)).await;
+    assert_eq!((number(&reply, "n"), integer(&reply, "writeErrors.0.index")), (1, 1));
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 11000);
+    assert_eq!(integer(&reply, "writeErrors.0.keyPattern._id"), 1);
+    assert_eq!(field(&reply, "writeErrors.1"), None);
+    let reply = peer.good(&insert(false)).await;
+    assert_eq!((number(&reply, "n"), integer(&reply, "writeErrors.1.index")), (1, 1));
+    assert_eq!(peer.code(&doc! { "insert": "c", "documents": [], "$db": "db" }).await, 16);
+    assert_eq!(peer.code(&doc! { "insert": "c", "$db": "db" }).await, 40414);
+    assert_eq!(peer.code(&doc! { "insert": 1, "documents": [{}], "$db": "db" }).await, 73);
+}
+
+#[tokio::test]
+async fn an_update_counts_matched_modified_and_upserted() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 10).await;
+    let update = doc! { "update": "c", "$db": "db", "updates": [
+        { "q": { "_id": 1 }, "u": { "$set": { "a": 1 } } },
+        { "q": { "_id": 1 }, "u": { "$set": { "a": 1 } } },
+        { "q": { "n": { "$lt": 3 } }, "u": { "$inc": { "k": 1 } }, "multi": true },
+        { "q": { "_id": 99 }, "u": { "$set": { "a": 1 } }, "upsert": true }
+    ] };
+    let reply = peer.good(&update).await;
+    assert_eq!((number(&reply, "n"), number(&reply, "nModified")), (6, 4));
+    assert_eq!((integer(&reply, "upserted.0.index"), integer(&reply, "upserted.0._id")), (3, 99));
+}
+
+#[tokio::test]
+async fn a_statement_that_cannot_be_parsed_is_a_failed_statement() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3).await;
+    let update = |ordered: bool| {
+        doc! { "update": "c", "$db": "db", "ordered": ordered, "updates": [
+            { "q": { "_id": 0 }, "u": { "$inc": { "n": 1 } } },
+            { "q": { "_id": 1 }, "u": { "$nonsense": { "n": 1 } } },
+            { "q": { "_id": 2 }, "u": { "$inc": { "n": 1 } } }
+        ] }
+    };
+    let reply = peer.good(&update(true)).await;
+    assert_eq!((number(&reply, "n"), integer(&reply, "writeErrors.0.index")), (1, 1));
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 9);
+    let reply = peer.good(&update(false)).await;
+    assert_eq!((number(&reply, "n"), integer(&reply, "writeErrors.0.index")), (2, 1));
+}
+
+#[tokio::test]
+async fn a_delete_takes_one_or_all() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 30).await;
+    let delete =
+        |limit: i32| doc! { "delete": "c", "$db": "db", "deletes": [{ "q": { "n": 1 }, "limit": limit }] };
+    assert_eq!(number(&peer.good(&delete(1)).await, "n"), 1);
+    assert_eq!(number(&peer.good(&delete(0)).await, "n"), 2);
+    assert_eq!(peer.code(&delete(5)).await, 9);
+}
+
+#[tokio::test]
+async fn a_retried_write_is_carried_out_once() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 1).await;
+    let update = doc! {
+        "update": "c", "$db": "db", "lsid": session(1), "txnNumber": 1i64,
+        "updates": [{ "q": { "_id": 0 }, "u": { "$inc": { "n": 1 } } }]
+    };
+    let first = peer.good(&update).await;
+    assert_eq!(first.get("retriedStmtIds"), None);
+    let again = peer.good(&update).await;
+    assert_eq!((number(&again, "n"), number(&again, "nModified")), (1, 1));
+    assert_eq!(integer(&again, "retriedStmtIds.0"), 0);
+    let (_, docs) = cursor(&peer.good(&doc! { "find": "c", "$db": "db" }).await);
+    assert_eq!(docs[0].get("n"), Some(Value::Int32(1)));
+    let modify = doc! {
+        "findAndModify": "c", "$db": "db", "lsid": session(1), "txnNumber": 2i64,
+        "query": { "_id": 0 }, "update": { "$inc": { "n": 1 } }, "new": true
+    };
+    assert_eq!(integer(&peer.good(&modify).await, "value.n"), 2);
+    let again = peer.good(&modify).await;
+    assert_eq!((integer(&again, "value.n"), number(&again, "retriedStmtId")), (2, 0));
+    assert_eq!(peer.code(&update).await, 225);
+}
+
+#[tokio::test]
+async fn find_and_modify_tells_what_it_did() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3).await;
+    let run =
+        doc! { "findAndModify": "c", "$db": "db", "query": { "_id": 1 }, "update": { "$set": { "a": 5 } } };
+    let reply = peer.good(&run).await;
+    assert_eq!(field(&reply, "lastErrorObject.updatedExisting"), Some(Value::Bool(true)));
+    assert_eq!(field(&reply, "value.a"), None, "as it was before");
+    let run = doc! {
+        "findandmodify": "c", "$db": "db", "query": { "_id": 7 }, "update": { "$set": { "a": 5 } },
+        "upsert": true, "new": true, "fields": { "a": 1 }
+    };
+    let reply = peer.good(&run).await;
+    assert_eq!((integer(&reply, "lastErrorObject.upserted"), integer(&reply, "value.a")), (7, 5));
+    let run = doc! { "findAndModify": "c", "$db": "db", "sort": { "_id": (-1) }, "remove": true };
+    assert_eq!(integer(&peer.good(&run).await, "value._id"), 7);
+    let run = doc! { "findAndModify": "c", "$db": "db", "query": { "_id": 50 }, "remove": true };
+    let reply = peer.good(&run).await;
+    assert_eq!((integer(&reply, "lastErrorObject.n"), reply.get("value")), (0, Some(Value::Null)));
+    let run = doc! { "findAndModify": "c", "$db": "db", "remove": true, "new": true };
+    assert_eq!(peer.code(&run).await, 9);
+}
+
+#[tokio::test]
+async fn results_come_in_batches() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 250).await;
+    let (id, docs) = cursor(&peer.good(&doc! { "find": "c", "$db": "db" }).await);
+    assert_eq!(docs.len(), 101);
+    let more = doc! { "getMore": id, "collection": "c", "batchSize": 100, "$db": "db" };
+    let (same, docs) = cursor(&peer.good(&more).await);
+    assert_eq!((same, docs.len()), (id, 100));
+    let (end, docs) = cursor(&peer.good(&more).await);
+    assert_eq!((end, docs.len()), (0, 49));
+    assert_eq!(peer.code(&more).await, 43);
+    let (id, docs) = cursor(&peer.good(&doc! { "find": "c", "batchSize": 0, "$db": "db" }).await);
+    assert!(id != 0 && docs.is_empty());
+    let (id, docs) = cursor(&peer.good(&doc! { "find": "c", "limit": 5, "$db": "db" }).await);
+    assert_eq!((id, docs.len()), (0, 5));
+    let one = doc! { "find": "c", "batchSize": 2, "singleBatch": true, "$db": "db" };
+    let (id, docs) = cursor(&peer.good(&one).await);
+    assert_eq!((id, docs.len()), (0, 2));
+    assert_eq!(peer.code(&doc! { "find": "c", "limit": (-1), "$db": "db" }).await, 51024);
+}
+
+#[tokio::test]
+async fn cursors_belong_to_their_session_and_can_be_killed() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 10).await;
+    let find = doc! { "find": "c", "batchSize": 2, "lsid": session(1), "$db": "db" };
+    let (id, _) = cursor(&peer.good(&find).await);
+    let more = doc! { "getMore": id, "collection": "c", "$db": "db" };
+    assert_eq!(peer.code(&more).await, 50737);
+    let kill = doc! { "killCursors": "c", "cursors": [id, 12345i64], "$db": "db" };
+    let reply = peer.good(&kill).await;
+    assert_eq!((integer(&reply, "cursorsKilled.0"), integer(&reply, "cursorsNotFound.0")), (id, 12345));
+    let (id, _) = cursor(&peer.good(&find).await);
+    let session = session(1);
+    peer.good(&doc! { "endSessions": [&session], "$db": "admin" }).await;
+    let more = doc! { "getMore": id, "collection": "c", "lsid": &session, "$db": "db" };
+    assert_eq!(peer.code(&more).await, 43);
+}
+
+#[tokio::test]
+async fn killing_a_waiting_cursor_ends_the_wait() {
+    let shared = server();
+    let (mut peer, mut other) = (Peer::connect(&shared), Peer::connect(&shared));
+    let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    let (id, _) = cursor(&peer.good(&watch).await);
+    peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 60_000, "$db": "db" }).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    other.good(&doc! { "killCursors": "c", "cursors": [id], "$db": "db" }).await;
+    assert_eq!(number(&peer.receive().await.unwrap().doc, "code"), 237);
+}
+
+#[tokio::test]
+async fn a_change_stream_delivers_and_resumes() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let watch = doc! {
+        "aggregate": "c", "cursor": {}, "$db": "db",
+        "pipeline": [{ "$changeStream": {} }, { "$match": { "operationType": { "$in": ["insert", "delete"] } } }]
+    };
+    let reply = peer.good(&watch).await;
+    assert!(field(&reply, "cursor.postBatchResumeToken._data").is_some());
+    let (id, events) = cursor(&reply);
+    assert!(events.is_empty());
+    fill(&mut peer, 3).await;
+    peer.good(&doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } } }], "$db": "db" })
+        .await;
+    peer.good(&doc! { "delete": "c", "deletes": [{ "q": { "_id": 0 }, "limit": 1 }], "$db": "db" }).await;
+    let more = doc! { "getMore": id, "collection": "c", "maxTimeMS": 1000, "$db": "db" };
+    let mut events = Vec::new();
+    while events.len() < 4 {
+        events.extend(cursor(&peer.good(&more).await).1);
+    }
+    let types: Vec<_> =
+        events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+    assert_eq!(types, ["insert", "insert", "insert", "delete"]);
+    let token = events[2].get("_id").unwrap();
+    let resumed = doc! {
+        "aggregate": "c", "cursor": {}, "$db": "db",
+        "pipeline": [{ "$changeStream": { "resumeAfter": token } }]
+    };
+    let (_, events) = cursor(&peer.good(&resumed).await);
+    let types: Vec<_> =
+        events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+    assert_eq!(types, ["update", "delete"]);
+}
+
+#[tokio::test]
+async fn a_quiet_change_stream_answers_when_its_time_is_over() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let watch = doc! { "aggregate": 1, "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    let reply = peer.good(&watch).await;
+    assert_eq!(field(&reply, "cursor.ns"), Some(Value::String("db.$cmd.aggregate")));
+    let (id, _) = cursor(&reply);
+    let before = std::time::Instant::now();
+    let more = doc! { "getMore": id, "collection": "$cmd.aggregate", "maxTimeMS": 60, "$db": "db" };
+    let reply = peer.good(&more).await;
+    assert!(before.elapsed() >= Duration::from_millis(60));
+    assert!(field(&reply, "cursor.postBatchResumeToken._data").is_some());
+}
+
+#[tokio::test]
+async fn wrong_change_streams_are_refused() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for (stage, number) in [
+        (doc! { "fullDocument": "sometimes" }, 2),
+        (doc! { "unknownOption": 1 }, 40415),
+        (doc! { "resumeAfter": { "_data": "zz" } }, 260),
+        (doc! { "resumeAfter": {}, "startAfter": {} }, 50674),
+        (doc! { "startAtOperationTime": 5 }, 14),
+        (doc! { "allChangesForCluster": true }, 72),
+    ] {
+        let watch =
+            doc! { "aggregate": "c", "pipeline": [{ "$changeStream": &stage }], "cursor": {}, "$db": "db" };
+        assert_eq!(peer.code(&watch).await, number, "{stage:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_tailable_cursor_waits_for_inserts() {
+    let shared = server();
+    let (mut peer, mut other) = (Peer::connect(&shared), Peer::connect(&shared));
+    peer.good(&doc! { "create": "c", "capped": true, "size": 100_000, "$db": "db" }).await;
+    fill(&mut peer, 3).await;
+    let find = doc! { "find": "c", "filter": { "n": { "$gt": 0 } }, "tailable": true, "awaitData": true, "$db": "db" };
+    let (id, docs) = cursor(&peer.good(&find).await);
+    assert_eq!(docs.len(), 2);
+    peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 20_000, "$db": "db" }).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let insert =
+        doc! { "insert": "c", "documents": [{ "_id": 50, "n": 0 }, { "_id": 51, "n": 5 }], "$db": "db" };
+    other.good(&insert).await;
+    let (_, docs) = cursor(&peer.receive().await.unwrap().doc);
+    assert_eq!(docs, [doc! { "_id": 51, "n": 5 }]);
+    let find = doc! { "find": "plain", "tailable": true, "$db": "db" };
+    other.good(&doc! { "create": "plain", "$db": "db" }).await;
+    assert_eq!(peer.code(&find).await, 2);
+}
+
+#[tokio::test]
+async fn collections_and_indexes_are_listed_as_made() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let create =
+        doc! { "createIndexes": "c", "$db": "db", "indexes": [{ "key": { "a": 1 }, "name": "a_1" }] };
+    let reply = peer.good(&create).await;
+    assert_eq!((number(&reply, "numIndexesBefore"), number(&reply, "numIndexesAfter")), (1, 2));
+    assert_eq!(reply.get("createdCollectionAutomatically"), Some(Value::Bool(true)));
+    assert!(peer.good(&create).await.get("note").is_some());
+    let (_, indexes) = cursor(&peer.good(&doc! { "listIndexes": "c", "$db": "db" }).await);
+    let names: Vec<_> = indexes.iter().map(|index| index.get("name").unwrap().as_str().unwrap()).collect();
+    assert_eq!(names, ["_id_", "a_1"]);
+    assert_eq!(peer.code(&doc! { "listIndexes": "nothing", "$db": "db" }).await, 26);
+    let list = doc! { "listCollections": 1, "filter": { "name": "c" }, "$db": "db" };
+    let (_, found) = cursor(&peer.good(&list).await);
+    assert!(field(&found[0], "info.uuid").is_some() && field(&found[0], "idIndex.key._id").is_some());
+    peer.good(&doc! { "renameCollection": "db.c", "to": "db.d", "$db": "admin" }).await;
+    let reply = peer.good(&doc! { "listDatabases": "1", "nameOnly": true, "$db": "admin" }).await;
+    assert_eq!(field(&reply, "databases.0.name"), Some(Value::String("db")));
+    let reply = peer.good(&doc! { "drop": "d", "$db": "db" }).await;
+    assert_eq!(number(&reply, "nIndexesWas"), 2);
+    peer.good(&doc! { "drop": "d", "$db": "db" }).await;
+}
+
+#[tokio::test]
+async fn counting_and_distinct_values() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 30).await;
+    let count = |more: Doc| {
+        let mut command = rockdove_documents::DocBuilder::new();
+        command.append("count", "c").append_all(more.raw()).append("$db", "db");
+        command.finish()
+    };
+    for (more, expected) in [
+        (doc! {}, 30),
+        (doc! { "query": { "n": 3 } }, 3),
+        (doc! { "limit": 7 }, 7),
+        (doc! { "limit": (-7) }, 7),
+        (doc! { "skip": 25, "limit": 7 }, 5),
+    ] {
+        assert_eq!(number(&peer.good(&count(more)).await, "n"), expected);
+    }
+    let insert =
+        doc! { "insert": "c", "$db": "db", "documents": [{ "n": [1.0, 77, [5]] }, { "n": null }, {}] };
+    peer.good(&insert).await;
+    let reply = peer.good(&doc! { "distinct": "c", "key": "n", "$db": "db" }).await;
+    let values = reply.get("values").unwrap().as_array().unwrap();
+    assert_eq!(values.len(), 10 + 3, "{values:?}");
+}
+
+#[tokio::test]
+async fn time_limits_and_transactions_are_answered_clearly() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    assert_eq!(peer.code(&doc! { "find": "c", "maxTimeMS": (-1), "$db": "db" }).await, 2);
+    let start = doc! {
+        "insert": "c", "documents": [{}], "lsid": session(1), "txnNumber": 1i64, "autocommit": false,
+        "startTransaction": true, "$db": "db"
+    };
+    assert_eq!(peer.code(&start).await, 263);
+    let commit = doc! { "commitTransaction": 1, "lsid": session(1), "txnNumber": 1i64, "autocommit": false, "$db": "admin" };
+    assert_eq!(peer.code(&commit).await, 251);
+    let unsatisfiable = doc! { "insert": "c", "documents": [{}], "writeConcern": { "w": 3 }, "$db": "db" };
+    assert_eq!(integer(&peer.good(&unsatisfiable).await, "writeConcernError.code"), 100);
+}
+
+#[tokio::test]
+async fn a_released_lock_is_told_in_the_poppydb_personality() {
+    let shared =
+        support::server_as(rockdove_mongo::topology::Identity { poppydb: true, ..Default::default() });
+    let mut peer = Peer::connect(&shared);
+    let watch = |coll: &str| {
+        doc! {
+            "aggregate": coll, "cursor": {}, "$db": "db", "pipeline": [
+                { "$changeStream": {} },
+                { "$match": { "operationType": { "$in": ["insert", "lock_released"] } } }
+            ]
+        }
+    };
+    let (single, _) = cursor(&peer.good(&watch("msg")).await);
+    let (multi, _) = cursor(&peer.good(&watch("msg_orders")).await);
+    for locks in ["msg_lck", "msg_lck_orders", "other_lck"] {
+        peer.good(&doc! { "insert": locks, "documents": [{ "_id": 7 }], "$db": "db" }).await;
+        peer.good(&doc! { "delete": locks, "deletes": [{ "q": { "_id": 7 }, "limit": 1 }], "$db": "db" })
+            .await;
+    }
+    peer.good(&doc! { "insert": "msg", "documents": [{ "_id": 1 }], "$db": "db" }).await;
+    for (id, coll, expected) in
+        [(single, "msg", &["lock_released", "insert"][..]), (multi, "msg_orders", &["lock_released"])]
+    {
+        let more = doc! { "getMore": id, "collection": coll, "maxTimeMS": 500, "$db": "db" };
+        let mut events = Vec::new();
+        while events.len() < expected.len() {
+            events.extend(cursor(&peer.good(&more).await).1);
+        }
+        let types: Vec<_> =
+            events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+        assert_eq!(types, expected);
+        assert_eq!(field(&events[0], "ns.coll"), Some(Value::String(coll)));
+        assert_eq!(integer(&events[0], "documentKey._id"), 7);
+        assert!(field(&events[0], "_id._data").is_some() && events[0].get("clusterTime").is_some());
+    }
+}
+
+#[tokio::test]
+async fn writes_that_must_be_durable_are_acknowledged() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for concern in [doc! { "w": 1, "j": true }, doc! { "w": "majority", "j": true, "wtimeout": 5000 }] {
+        let insert = doc! { "insert": "c", "documents": [{}], "writeConcern": concern, "$db": "db" };
+        let reply = peer.good(&insert).await;
+        assert_eq!((number(&reply, "n"), reply.get("writeConcernError")), (1, None));
+    }
+}
