@@ -230,7 +230,9 @@ impl Field {
             Kind::MergeObjects => State::Merged(Doc::empty()),
             Kind::DeviationPopulation | Kind::DeviationSample => State::Deviation(Deviation::default()),
             Kind::Several { count, .. } => State::Several(VecDeque::new(), counted(count)?),
-            Kind::Ranked { count, .. } => State::Ranked(VecDeque::new(), count.as_ref().map_or(Ok(1), counted)?),
+            Kind::Ranked { count, .. } => {
+                State::Ranked(VecDeque::new(), count.as_ref().map_or(Ok(1), counted)?)
+            }
         })
     }
 }

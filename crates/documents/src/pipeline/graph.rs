@@ -100,7 +100,8 @@ struct Nodes {
 impl Graph {
     fn read(&self, environment: &Environment) -> Result<Nodes> {
         let filter = environment.bind(&self.options).parse_filter(self.restrict.raw())?;
-        let restrict = if has_expressions(self.restrict.raw()) { RawDoc::empty() } else { self.restrict.raw() };
+        let restrict =
+            if has_expressions(self.restrict.raw()) { RawDoc::empty() } else { self.restrict.raw() };
         let mut memory = Memory::new("$graphLookup", environment);
         let mut nodes = Nodes { docs: Vec::new(), places: HashMap::new() };
         for doc in environment.tables.scan_matching(self.db.as_deref(), &self.from, restrict)? {

@@ -74,7 +74,11 @@ impl Union {
             None => Box::new(std::iter::empty()),
             Some(collection) => {
                 let filter = self.pipeline.leading().filter.filter(|query| !has_expressions(*query));
-                environment.tables.scan_matching(self.db.as_deref(), collection, filter.unwrap_or(RawDoc::empty()))?
+                environment.tables.scan_matching(
+                    self.db.as_deref(),
+                    collection,
+                    filter.unwrap_or(RawDoc::empty()),
+                )?
             }
         };
         self.pipeline.run(docs, environment)
