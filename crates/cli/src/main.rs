@@ -20,6 +20,10 @@ use clap::{Parser, Subcommand};
 use exit::Exit;
 use std::process::ExitCode;
 
+/// Many small allocations are made and freed on different threads: the system's allocator is slow at that.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A message bus that speaks MongoDB's wire protocol, and the tools to use it.
 #[derive(Parser)]
 #[command(name = "rockdove", version, max_term_width = 100)]

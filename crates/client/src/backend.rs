@@ -206,3 +206,41 @@ pub trait Backend: Send + Sync + 'static {
     /// What there is to say about the connection, for status answers. No secrets.
     fn describe(&self) -> Document;
 }
+
+/// Server errors that mean "not now": elections, step-downs, shutdowns, unreachable hosts.
+const TRANSIENT_CODES: [i32; 14] = [6, 7, 50, 63, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
+/// `ChangeStreamHistoryLost`, `ChangeStreamFatalError`, `CappedPositionLost`.
+const HISTORY_LOST_CODES: [i32; 3] = [286, 280, 136];
+/// `IndexOptionsConflict`, `IndexKeySpecsConflict`.
+const INDEX_CONFLICT_CODES: [i32; 2] = [85, 86];
+/// `BSONObjectTooLarge`, and the older code for the same.
+const TOO_LARGE_CODES: [i32; 2] = [10334, 17419];
+const DUPLICATE_KEY: i32 = 11000;
+
+/// How to handle a server's error code; `None` for codes that say nothing about it.
+pub(crate) fn kind_of_code(code: i32) -> Option<BackendErrorKind> {
+    Some(match code {
+        DUPLICATE_KEY => BackendErrorKind::DuplicateKey,
+        code if TRANSIENT_CODES.contains(&code) => BackendErrorKind::Transient,
+        code if HISTORY_LOST_CODES.contains(&code) => BackendErrorKind::HistoryLost,
+        code if INDEX_CONFLICT_CODES.contains(&code) => BackendErrorKind::IndexConflict,
+        code if TOO_LARGE_CODES.contains(&code) => BackendErrorKind::TooLarge,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_sorted() {
+        let check = |code, expected| assert_eq!(kind_of_code(code), expected, "{code}");
+        check(11000, Some(BackendErrorKind::DuplicateKey));
+        check(10107, Some(BackendErrorKind::Transient));
+        check(286, Some(BackendErrorKind::HistoryLost));
+        check(85, Some(BackendErrorKind::IndexConflict));
+        check(10334, Some(BackendErrorKind::TooLarge));
+        check(13, None);
+    }
+}

@@ -5,7 +5,7 @@
 
 use crate::backend::{
     Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Updated, Watch,
+    InsertFailure, Updated, Watch, kind_of_code,
 };
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::future::BoxFuture;
@@ -28,16 +28,6 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 const STREAM_GRACE: Duration = Duration::from_secs(10);
 /// Events per stream reply.
 const STREAM_BATCH: u32 = 100;
-
-/// Server errors that mean "not now": elections, step-downs, shutdowns, unreachable hosts.
-const TRANSIENT_CODES: [i32; 14] = [6, 7, 50, 63, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
-/// `ChangeStreamHistoryLost`, `ChangeStreamFatalError`, `CappedPositionLost`.
-const HISTORY_LOST_CODES: [i32; 3] = [286, 280, 136];
-/// `IndexOptionsConflict`, `IndexKeySpecsConflict`.
-const INDEX_CONFLICT_CODES: [i32; 2] = [85, 86];
-/// `BSONObjectTooLarge`, and the older code for the same.
-const TOO_LARGE_CODES: [i32; 2] = [10334, 17419];
-const DUPLICATE_KEY: i32 = 11000;
 
 /// A database on a MongoDB-compatible server.
 #[derive(Clone, Debug)]
@@ -320,17 +310,6 @@ fn code_of(error: &Error) -> Option<i32> {
     }
 }
 
-fn kind_of_code(code: i32) -> Option<BackendErrorKind> {
-    Some(match code {
-        DUPLICATE_KEY => BackendErrorKind::DuplicateKey,
-        code if TRANSIENT_CODES.contains(&code) => BackendErrorKind::Transient,
-        code if HISTORY_LOST_CODES.contains(&code) => BackendErrorKind::HistoryLost,
-        code if INDEX_CONFLICT_CODES.contains(&code) => BackendErrorKind::IndexConflict,
-        code if TOO_LARGE_CODES.contains(&code) => BackendErrorKind::TooLarge,
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -356,16 +335,5 @@ mod tests {
         assert_eq!(decode(&deep).unwrap_err().kind(), BackendErrorKind::Malformed);
         let event = read_event(&rawdoc! {"operationType": "insert", "fullDocument": deep});
         assert!(event.document.is_none());
-    }
-
-    #[test]
-    fn codes_are_sorted() {
-        let check = |code, expected| assert_eq!(kind_of_code(code), expected, "{code}");
-        check(11000, Some(BackendErrorKind::DuplicateKey));
-        check(10107, Some(BackendErrorKind::Transient));
-        check(286, Some(BackendErrorKind::HistoryLost));
-        check(85, Some(BackendErrorKind::IndexConflict));
-        check(10334, Some(BackendErrorKind::TooLarge));
-        check(13, None);
     }
 }

@@ -61,12 +61,18 @@ pub enum SendError {
 
 /// Some messages of a bulk were not sent; the others were.
 #[derive(Debug, Error)]
-#[error("{} of {total} messages were not sent; the first: {}", failures.len(), failures[0].1)]
+#[error("{} of {total} messages were not sent{}", failures.len(), first(failures))]
 pub struct SendManyError {
     /// The places of the messages that were not sent, and why; never empty.
     pub failures: Vec<(usize, SendError)>,
     /// How many messages the bulk had.
     pub total: usize,
+}
+
+fn first(failures: &[(usize, SendError)]) -> String {
+    failures
+        .first()
+        .map_or_else(String::new, |(place, error)| format!("; the first is number {place}: {error}"))
 }
 
 /// Why a request has no answer.

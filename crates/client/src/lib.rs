@@ -36,6 +36,7 @@ pub mod backend;
 mod bus;
 mod core;
 mod driver;
+mod embedded;
 mod error;
 mod incoming;
 mod lane;
@@ -51,10 +52,12 @@ mod waiters;
 pub use bson;
 pub use bus::{Bus, BusBuilder};
 pub use driver::{DEFAULT_DATABASE, DriverBackend};
+pub use embedded::Embedded;
 pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
 pub use incoming::{Incomer, Incoming};
 pub use listen::{Delivery, HandlerError, Reject, Reply, SubscribeOptions, Subscription};
 pub use request::Answers;
+pub use rockdove_engine::Options as EmbeddedOptions;
 pub use rockdove_messages::{
     DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
     PrepareError, Settings, SettingsError, status::Report,

@@ -16,28 +16,25 @@ impl Seen {
         Self { capacity, ids: HashSet::new(), order: VecDeque::new() }
     }
 
-    /// False when the id is known already.
-    pub(super) fn insert(&mut self, id: &MessageId) -> bool {
+    pub(super) fn contains(&self, id: &MessageId) -> bool {
+        self.ids.contains(id)
+    }
+
+    pub(super) fn insert(&mut self, id: &MessageId) {
         if !self.ids.insert(id.clone()) {
-            return false;
+            return;
         }
         self.order.push_back(id.clone());
-        if self.order.len() > self.capacity {
-            self.order.pop_front().map(|oldest| self.ids.remove(&oldest));
+        if self.order.len() > self.capacity
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
         }
-        true
     }
 
     pub(super) fn forget(&mut self, id: &MessageId) {
         if self.ids.remove(id) {
             self.order.retain(|known| known != id);
-        }
-    }
-
-    /// Forgets an id that is to come again.
-    pub(super) fn forget_unless(&mut self, id: &MessageId, keep: bool) {
-        if !keep {
-            self.forget(id);
         }
     }
 }
@@ -93,11 +90,15 @@ mod tests {
     #[test]
     fn the_oldest_event_is_forgotten_first() {
         let mut seen = Seen::new(2);
-        assert!(seen.insert(&id(1)) && seen.insert(&id(2)) && !seen.insert(&id(1)));
-        assert!(seen.insert(&id(3)), "evicts 1");
-        assert!(!seen.insert(&id(2)) && seen.insert(&id(1)));
-        seen.forget(&id(1));
-        assert!(seen.insert(&id(1)));
+        let known = |seen: &Seen| [1, 2, 3].map(|n| seen.contains(&id(n)));
+        for n in [1, 2, 1] {
+            seen.insert(&id(n));
+        }
+        assert_eq!(known(&seen), [true, true, false]);
+        seen.insert(&id(3));
+        assert_eq!(known(&seen), [false, true, true]);
+        seen.forget(&id(2));
+        assert_eq!(known(&seen), [false, false, true]);
     }
 
     #[test]

@@ -157,14 +157,14 @@ impl LaneCore {
 
     /// A stream announced a message.
     pub(crate) fn offer(&mut self, element: Element, now: Instant) -> Offer {
-        if !self.seen.insert(&element.id) || self.is_known(&element.id, now) {
+        if self.seen.contains(&element.id) || self.is_known(&element.id, now) {
             return Offer::Known;
         }
         if self.queue.len() >= 2 * self.limits.window {
-            self.seen.forget(&element.id);
             self.polls.more_waits();
             return Offer::Full;
         }
+        self.seen.insert(&element.id);
         self.enqueue(element);
         Offer::Queued
     }
@@ -219,7 +219,9 @@ impl LaneCore {
             }
             Outcome::Paused => self.waiting.remove(id),
         }
-        self.seen.forget_unless(id, matches!(outcome, Outcome::Done | Outcome::Delivered | Outcome::Failed));
+        if !matches!(outcome, Outcome::Done | Outcome::Delivered | Outcome::Failed) {
+            self.seen.forget(id); // it is to come again
+        }
     }
 
     /// A lock was released: on `id`, or on an unknown message. Wakes only if a claim was lost here; releases are

@@ -1,5 +1,6 @@
 //! Messages that are not to be tried before a certain moment. Polls leave them out until then.
 
+use bson::oid::ObjectId;
 use rockdove_messages::MessageId;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -112,7 +113,9 @@ impl Waiting {
 
     /// The first moment after `since` at which one becomes due.
     pub(super) fn next_due(&self, since: Instant) -> Option<Instant> {
-        self.by_time.iter().map(|(until, _)| *until).find(|until| *until > since)
+        let least_id = MessageId::Object(ObjectId::from_bytes([0; 12]));
+        let later = (since + Duration::from_nanos(1), least_id)..;
+        self.by_time.range(later).next().map(|(until, _)| *until)
     }
 }
 

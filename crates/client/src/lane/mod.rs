@@ -109,7 +109,7 @@ impl Lane {
         let now = Instant::now();
         self.core.lock().event_arrived(now);
         match event.change {
-            Change::Insert => self.on_insert(event),
+            Change::Insert => return self.on_insert(event),
             Change::Update => self.core.lock().requeued(event.id.as_ref(), now),
             Change::LockReleased => self.core.lock().lock_released(None),
             Change::Delete | Change::Other => return,
@@ -241,9 +241,16 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.lane.core.lock().finish(&self.id, self.outcome, Instant::now());
+        let now = Instant::now();
+        let wait = {
+            let mut core = self.lane.core.lock();
+            core.finish(&self.id, self.outcome, now);
+            core.poll_wait(now)
+        };
+        if wait < self.lane.node.settings.poll_pause {
+            self.lane.wake.notify_one(); // the poll loop sleeps for a whole tick at most
+        }
         self.lane.ended.notify_waiters();
-        self.lane.wake.notify_one();
         self.lane.pump();
     }
 }

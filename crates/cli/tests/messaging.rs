@@ -1,0 +1,204 @@
+//! The messaging commands and the library against a running server, killed participants included.
+
+use bson::doc;
+use rockdove::{Bus, Message};
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// No step waits longer than this.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Ends its process, however the test ends.
+struct Process(Child);
+
+impl Process {
+    /// As a power failure would: nothing is finished or said goodbye to.
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Server {
+    _process: Process,
+    uri: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let child = rockdove()
+            .args(["serve", "--memory", "--listen", &format!("127.0.0.1:{port}")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let process = Process(child);
+        until("the server listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+        Self { _process: process, uri: format!("mongodb://127.0.0.1:{port}/shop?directConnection=true") }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = rockdove();
+        command.args(args).env("ROCKDOVE_URI", &self.uri).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut child = Process(
+            self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(),
+        );
+        let start = Instant::now();
+        while child.0.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < LIMIT, "too late: {args:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stdout = std::io::read_to_string(child.0.stdout.take().unwrap()).unwrap();
+        let stderr = std::io::read_to_string(child.0.stderr.take().unwrap()).unwrap();
+        Output { status: child.0.wait().unwrap(), stdout: stdout.into(), stderr: stderr.into() }
+    }
+
+    /// Starts a command; its output lines arrive in the channel.
+    fn start_lines(&self, args: &[&str]) -> (Process, mpsc::Receiver<String>) {
+        let mut child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let (sender, lines) = mpsc::channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+        (Process(child), lines)
+    }
+
+    async fn bus(&self, id: &str) -> Bus {
+        Bus::builder(&self.uri).sender_id(id).connect().await.unwrap()
+    }
+}
+
+fn rockdove() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_rockdove"))
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < LIMIT, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
+    let start = Instant::now();
+    while !condition().await {
+        assert!(start.elapsed() < LIMIT, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn commands_send_print_ask_and_answer() {
+    let server = Server::start();
+    let sent = server.run(&["pub", "t", "{\"n\": 1}", "--count", "2", "--msg", "hello", "--ttl", "5m"]);
+    assert_eq!((sent.status.code(), text(&sent).lines().count()), (Some(0), 2));
+    let heard = server.run(&["sub", "t", "--count", "2", "--timeout", "30s", "--json"]);
+    assert_eq!(heard.status.code(), Some(0), "{}", String::from_utf8_lossy(&heard.stderr));
+    for (line, id) in text(&heard).lines().zip(text(&sent).lines()) {
+        let message: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&message["_id"]["$oid"], &message["map_value"]["n"]), (&id.into(), &1.into()));
+    }
+    let (_replier, _) = server.start_lines(&["reply", "double", "--exec", "sh", "-c", "echo $(($(cat) * 2))"]);
+    let answer = server.run(&["request", "double", "21", "--timeout", "30s", "--exclusive"]);
+    assert_eq!((answer.status.code(), text(&answer).trim_end().rsplit('\t').next()), (Some(0), Some("42")));
+}
+
+#[test]
+fn silence_and_mistakes_have_their_codes() {
+    let server = Server::start();
+    assert_eq!(server.run(&["request", "nobody", "--timeout", "200ms"]).status.code(), Some(3));
+    assert_eq!(server.run(&["sub", "nothing", "--count", "1", "--timeout", "200ms"]).status.code(), Some(3));
+    assert_eq!(server.run(&["sub", "nothing", "--timeout", "200ms"]).status.code(), Some(0));
+    assert_eq!(server.run(&["pub", "t", "{broken"]).status.code(), Some(1));
+    assert_eq!(server.run(&["pub"]).status.code(), Some(2));
+    assert_eq!(server.run(&["reply", "t"]).status.code(), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_library_works_over_the_wire() {
+    let server = Server::start();
+    let (a, b) = (server.bus("a").await, server.bus("b").await);
+    let heard = Arc::new(AtomicUsize::new(0));
+    let counted = heard.clone();
+    b.subscribe("t", move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Ok(()) }
+    })
+    .await
+    .unwrap();
+    b.subscribe("q", |request| async move {
+        Ok(request.derive_answer().map_value(doc! {"n": 1_i64, "dotted.key": "kept"}))
+    })
+    .await
+    .unwrap();
+    tokio::join!(a.ready(), b.ready());
+    let bulk = (0..500).map(|n| Message::new("t").value(n.to_string()).exclusive(n % 2 == 0)).collect();
+    a.send_many(bulk).await.unwrap();
+    for exclusive in [false, true] {
+        let answer = a.request_first(Message::new("q").exclusive(exclusive), LIMIT).await.unwrap();
+        assert_eq!(answer.map_value, Some(doc! {"n": 1_i64, "dotted.key": "kept"}));
+    }
+    eventually("all heard", async || heard.load(Ordering::SeqCst) == 500).await;
+    eventually("exclusive ones marked", async || b.pending().await.unwrap() <= 1).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(heard.load(Ordering::SeqCst), 500);
+    b.shutdown().await;
+    assert!(a.participants().await.unwrap().iter().all(|participant| participant.id != "b"));
+    a.shutdown().await;
+}
+
+/// A participant dies in mid-work and comes back under its id. No message is lost, none is processed twice; only the
+/// one it had marked and not yet printed when it died may be missing: it is not tried again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_participant_loses_and_repeats_nothing() {
+    const MESSAGES: usize = 400;
+    let server = Server::start();
+    let sender = server.bus("sender").await;
+    let subscribe = |id| server.start_lines(&["sub", "work", "--sender-id", id]);
+    let (_first, first_lines) = subscribe("first");
+    let (mut second, second_lines) = subscribe("second");
+    let message = |n: usize| Message::new("work").value(n.to_string()).exclusive(true).never_expires();
+    let feeding = tokio::spawn(async move {
+        for n in 0..MESSAGES {
+            sender.publish(message(n)).await.unwrap();
+        }
+        sender
+    });
+    let mut lines: Vec<String> = Vec::new();
+    for _ in 0..20 {
+        lines.push(second_lines.recv_timeout(LIMIT).unwrap());
+    }
+    second.kill();
+    let (_again, again_lines) = subscribe("second");
+    let sender = feeding.await.unwrap();
+    eventually("all marked", async || sender.pending().await.unwrap() == 0).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for channel in [&first_lines, &second_lines, &again_lines] {
+        lines.extend(channel.try_iter());
+    }
+    let distinct: HashSet<&String> = lines.iter().collect();
+    assert_eq!(distinct.len(), lines.len(), "processed twice");
+    assert!(lines.len() >= MESSAGES - 1, "{} of {MESSAGES}", lines.len());
+    sender.shutdown().await;
+}

@@ -1,0 +1,380 @@
+//! The back end without a server: the engine in this process.
+//!
+//! Every bus on one [`Embedded`] shares its queues, as if they were nodes of one server. Several processes cannot
+//! share one directory.
+
+use crate::backend::{
+    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
+    InsertFailure, Updated, Watch, kind_of_code,
+};
+use crate::bus::{Bus, BusBuilder};
+use crate::driver::DEFAULT_DATABASE;
+use bson::{Bson, Document, doc};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
+use rockdove_documents::filter::{Filter, FilterOptions};
+use rockdove_documents::projection::{Projection, ProjectionOptions};
+use rockdove_documents::sort::Sort;
+use rockdove_documents::update::{Update, UpdateOptions};
+use rockdove_documents::{Doc, Error, Value, code};
+use rockdove_engine::{
+    Ack, ChangeStream, Definition, DeleteStatement, Engine, EventPipeline, Namespace, OpenError, Options,
+    Outcome, Scope, StartAt, Statement, Token, UpdateStatement, View, Write, WriteReply,
+};
+use rockdove_messages::{IndexDefinition, MessageId};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Events taken from the engine at a time, and their bytes.
+const BATCH_EVENTS: usize = 100;
+const BATCH_BYTES: usize = 16 << 20;
+
+/// The engine in this process. Clones are handles to the same one.
+///
+/// ```
+/// use rockdove::{Embedded, Message};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Embedded::memory()?;
+/// let bus = store.bus().sender_id("billing-1").connect().await?;
+/// bus.publish(Message::new("orders.created").value("4711")).await?;
+/// bus.shutdown().await;
+/// store.close().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Embedded {
+    engine: Engine,
+    database: String,
+}
+
+impl Embedded {
+    /// In memory only: what is not consumed is gone with the process.
+    pub fn memory() -> Result<Self, OpenError> {
+        Self::open_with(Options::memory())
+    }
+
+    /// Stored in a directory, which is made if it is not there. A send is acknowledged when it is in the log; it
+    /// survives the death of the process.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Self, OpenError> {
+        Self::open_with(Options::stored_in(dir))
+    }
+
+    /// With options of the engine.
+    pub fn open_with(options: Options) -> Result<Self, OpenError> {
+        Ok(Self::new(Engine::open(options)?))
+    }
+
+    /// On an engine that is open already, such as a server's own.
+    pub fn new(engine: Engine) -> Self {
+        Self { engine, database: DEFAULT_DATABASE.to_owned() }
+    }
+
+    /// The same engine, another database.
+    pub fn database(mut self, database: impl Into<String>) -> Self {
+        self.database = database.into();
+        self
+    }
+
+    /// Prepares a bus on this engine.
+    pub fn bus(&self) -> BusBuilder {
+        Bus::with_backend(Arc::new(self.clone()))
+    }
+
+    /// Closes the log cleanly. Shut the buses down before.
+    pub async fn close(&self) -> BackendResult<()> {
+        self.engine.close().await.map_err(|text| BackendError::new(BackendErrorKind::Other, text))
+    }
+
+    fn namespace(&self, collection: &str) -> BackendResult<Namespace> {
+        Namespace::new(&self.database, collection).map_err(convert)
+    }
+
+    async fn write(&self, statements: Vec<Statement>) -> BackendResult<WriteReply> {
+        let write =
+            Write { statements, ordered: false, retry: None, ack: Ack::Written, bypass_validation: false };
+        self.engine.write(write).await.map_err(convert)
+    }
+
+    /// Carries out one statement.
+    async fn write_one(&self, statement: BackendResult<Statement>) -> BackendResult<Outcome> {
+        let reply = self.write(vec![statement?]).await?;
+        match reply.results.into_iter().next() {
+            Some(Ok(outcome)) => Ok(outcome),
+            Some(Err(error)) => Err(convert(error.error)),
+            None => Err(BackendError::new(BackendErrorKind::Other, "the engine tried no statement")),
+        }
+    }
+
+    fn insert_statement(&self, collection: &str, document: &Document) -> BackendResult<Statement> {
+        Ok(Statement::Insert { ns: self.namespace(collection)?, doc: encode(document)? })
+    }
+
+    fn update_statement(
+        &self,
+        collection: &str,
+        filter: &Document,
+        update: &Document,
+        upsert: bool,
+    ) -> BackendResult<Statement> {
+        let options = UpdateOptions::default();
+        let update =
+            Update::parse(Value::Document(encode(update)?.raw()), None, &options).map_err(convert)?;
+        Ok(Statement::Update(Box::new(UpdateStatement {
+            ns: self.namespace(collection)?,
+            filter: parse(filter)?,
+            update,
+            multi: false,
+            upsert,
+            sort: None,
+            hint: None,
+        })))
+    }
+
+    fn query(&self, collection: &str, find: &Find) -> BackendResult<rockdove_engine::Find> {
+        let mut query = rockdove_engine::Find::new(self.namespace(collection)?, parse(&find.filter)?);
+        if let Some(sort) = &find.sort {
+            query.sort = Some(Sort::parse(encode(sort)?.raw(), None).map_err(convert)?);
+        }
+        if let Some(projection) = &find.projection {
+            let options = ProjectionOptions::default();
+            query.projection = Some(Projection::parse(encode(projection)?.raw(), &options).map_err(convert)?);
+        }
+        query.limit = find.limit as u64;
+        Ok(query)
+    }
+
+    fn find_now(&self, collection: &str, find: &Find) -> BackendResult<Vec<Document>> {
+        let found = self.engine.find(self.query(collection, find)?).map_err(convert)?;
+        found.map(|doc| decode(&doc.map_err(convert)?)).collect()
+    }
+
+    fn count_now(&self, collection: &str, filter: Document) -> BackendResult<u64> {
+        let query = self.query(collection, &Find { filter, ..Find::default() })?;
+        rockdove_engine::count(&self.engine.snapshot(), query).map_err(convert)
+    }
+
+    fn watch_now(&self, collection: &str, watch: &Watch) -> BackendResult<Box<dyn Feed>> {
+        let scope = Scope::Collection(self.namespace(collection)?);
+        let stages = encode(&doc! { "stages": watch.pipeline.clone() })?.into_bytes();
+        let pipeline = Arc::new(Stages::parse(&watch.pipeline)?);
+        let start = match &watch.resume_after {
+            None => StartAt::Now,
+            Some(token) => StartAt::After(read_token(token)?),
+        };
+        let stream = self.engine.watch(scope, View::default(), stages, pipeline, start).map_err(convert)?;
+        let token = decode(&self.engine.token_for_now())?;
+        let feed = EmbeddedFeed {
+            stream,
+            wait: watch.max_await,
+            events: VecDeque::new(),
+            after: token.clone(),
+            token,
+        };
+        Ok(Box::new(feed))
+    }
+}
+
+impl Backend for Embedded {
+    fn insert<'a>(
+        &'a self,
+        collection: &'a str,
+        documents: Vec<Document>,
+        _: Durability,
+    ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
+        async move {
+            let statement = |document| self.insert_statement(collection, document);
+            let statements = documents.iter().map(statement).collect::<BackendResult<Vec<_>>>()?;
+            let reply = self.write(statements).await?;
+            let failed = reply.results.into_iter().enumerate().filter_map(|(index, result)| {
+                result.err().map(|error| InsertFailure { index, error: convert(error.error) })
+            });
+            Ok(failed.collect())
+        }
+        .boxed()
+    }
+
+    fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        ready(self.find_now(collection, &find)).boxed()
+    }
+
+    fn count<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
+        ready(self.count_now(collection, filter)).boxed()
+    }
+
+    fn update_one<'a>(
+        &'a self,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+        upsert: bool,
+    ) -> BoxFuture<'a, BackendResult<Updated>> {
+        let statement = self.update_statement(collection, &filter, &update, upsert);
+        async move {
+            match self.write_one(statement).await? {
+                Outcome::Updated { matched, modified, .. } => Ok(Updated { matched, modified }),
+                other => Err(unexpected(&other)),
+            }
+        }
+        .boxed()
+    }
+
+    fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
+        async move {
+            let (ns, filter) = (self.namespace(collection)?, parse(&filter)?);
+            let delete = DeleteStatement { ns, filter, multi: true, hint: None };
+            match self.write_one(Ok(Statement::Delete(Box::new(delete)))).await? {
+                Outcome::Deleted { count } => Ok(count),
+                other => Err(unexpected(&other)),
+            }
+        }
+        .boxed()
+    }
+
+    fn create_index<'a>(
+        &'a self,
+        collection: &'a str,
+        index: &'a IndexDefinition,
+    ) -> BoxFuture<'a, BackendResult<()>> {
+        async move {
+            let specs = vec![encode(&index.to_document())?];
+            let definition = Definition::CreateIndexes { ns: self.namespace(collection)?, specs };
+            self.engine.define(definition, Ack::Written).await.map(drop).map_err(convert)
+        }
+        .boxed()
+    }
+
+    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
+        ready(self.watch_now(collection, &watch)).boxed()
+    }
+
+    fn describe(&self) -> Document {
+        doc! { "backend": "embedded", "database": &self.database }
+    }
+}
+
+/// One change stream of the engine.
+struct EmbeddedFeed {
+    stream: ChangeStream,
+    wait: Duration,
+    events: VecDeque<Doc>,
+    /// Where to resume after what was returned.
+    token: Document,
+    /// Where to resume after what was taken.
+    after: Document,
+}
+
+impl EmbeddedFeed {
+    async fn take(&mut self) -> BackendResult<Option<ChangeEvent>> {
+        if self.events.is_empty() {
+            let batch = self.stream.next(BATCH_EVENTS, BATCH_BYTES, self.wait).await.map_err(convert)?;
+            self.after = decode(&batch.resume_token)?;
+            if batch.events.is_empty() && batch.ended {
+                return Err(BackendError::new(BackendErrorKind::HistoryLost, "the collection was dropped"));
+            }
+            self.events.extend(batch.events);
+        }
+        let Some(event) = self.events.pop_front() else {
+            self.token.clone_from(&self.after);
+            return Ok(None);
+        };
+        match event.get("_id") {
+            Some(Value::Document(token)) => self.token = decode(&token.to_doc())?,
+            _ => self.token.clone_from(&self.after),
+        }
+        Ok(Some(read_event(&event)))
+    }
+}
+
+impl Feed for EmbeddedFeed {
+    fn next(&mut self) -> BoxFuture<'_, BackendResult<Option<ChangeEvent>>> {
+        self.take().boxed()
+    }
+
+    fn resume_token(&self) -> Option<Bson> {
+        Some(Bson::Document(self.token.clone()))
+    }
+}
+
+fn read_event(event: &Doc) -> ChangeEvent {
+    let change = match event.get("operationType") {
+        Some(Value::String("insert")) => Change::Insert,
+        Some(Value::String("update")) => Change::Update,
+        Some(Value::String("delete")) => Change::Delete,
+        Some(Value::String("lock_released")) => Change::LockReleased,
+        _ => Change::Other,
+    };
+    let part = |name| match event.get(name) {
+        Some(Value::Document(part)) => decode(&part.to_doc()).ok(),
+        _ => None,
+    };
+    let id = part("documentKey").and_then(|key| key.get("_id").and_then(MessageId::from_bson));
+    let document = if change == Change::Insert { part("fullDocument") } else { None };
+    ChangeEvent { change, id, document }
+}
+
+/// The stages of our streams: matches, one after another.
+struct Stages(Vec<Filter>);
+
+impl Stages {
+    fn parse(stages: &[Document]) -> BackendResult<Self> {
+        let filter = |stage: &Document| match stage.get_document("$match") {
+            Ok(filter) if stage.len() == 1 => parse(filter),
+            _ => {
+                let text = format!("an embedded stream takes $match stages only, not {stage}");
+                Err(BackendError::new(BackendErrorKind::Other, text))
+            }
+        };
+        stages.iter().map(filter).collect::<BackendResult<_>>().map(Self)
+    }
+}
+
+impl EventPipeline for Stages {
+    fn apply(&self, event: Doc) -> Result<Option<Doc>, Error> {
+        for filter in &self.0 {
+            if !filter.matches(event.raw())? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(event))
+    }
+}
+
+fn parse(filter: &Document) -> BackendResult<Filter> {
+    Filter::parse(encode(filter)?.raw(), &FilterOptions::default()).map_err(convert)
+}
+
+fn read_token(token: &Bson) -> BackendResult<Token> {
+    let lost = |text: String| BackendError::new(BackendErrorKind::HistoryLost, text);
+    let document = token.as_document().ok_or_else(|| lost("the resume token is no document".to_owned()))?;
+    Token::parse(Value::Document(encode(document)?.raw())).map_err(|error| lost(error.to_string()))
+}
+
+/// The engine takes checked documents only.
+fn encode(document: &Document) -> BackendResult<Doc> {
+    let bytes =
+        document.to_vec().map_err(|error| BackendError::with_source(BackendErrorKind::Other, error))?;
+    Doc::new(Bytes::from(bytes))
+        .map_err(|error| BackendError::with_source(BackendErrorKind::Malformed, error))
+}
+
+/// The engine's documents are checked, their depth included.
+fn decode(doc: &Doc) -> BackendResult<Document> {
+    Document::from_reader(&doc.bytes()[..])
+        .map_err(|error| BackendError::with_source(BackendErrorKind::Malformed, error))
+}
+
+/// A closed engine stays closed: that is no passing error.
+fn convert(error: Error) -> BackendError {
+    let kind = match error.code {
+        code::SHUTDOWN_IN_PROGRESS => BackendErrorKind::Other,
+        other => kind_of_code(other.number).unwrap_or(BackendErrorKind::Other),
+    };
+    BackendError::new(kind, error.to_string())
+}
+
+fn unexpected(outcome: &Outcome) -> BackendError {
+    BackendError::new(BackendErrorKind::Other, format!("the engine did something else: {outcome:?}"))
+}

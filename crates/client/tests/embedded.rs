@@ -1,0 +1,151 @@
+//! The library on the engine in this process.
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use rockdove::{Bus, Delivery, Embedded, HandlerError, Message, Reject};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// No test waits longer than this.
+const LIMIT: Duration = Duration::from_secs(20);
+
+async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+async fn connect(store: &Embedded, id: &str) -> Bus {
+    store.bus().sender_id(id).connect().await.unwrap()
+}
+
+/// A listener that counts its calls.
+fn count(
+    counter: &Arc<AtomicUsize>,
+) -> impl Fn(Delivery) -> std::future::Ready<Result<(), HandlerError>> + use<> {
+    let counter = counter.clone();
+    move |_| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn broadcasts_directed_messages_and_requests() {
+    let store = Embedded::memory().unwrap();
+    let (a, b, c) = (connect(&store, "a").await, connect(&store, "b").await, connect(&store, "c").await);
+    let (at_b, at_c) = (Arc::default(), Arc::default());
+    b.subscribe("t", count(&at_b)).await.unwrap();
+    c.subscribe("t", count(&at_c)).await.unwrap();
+    c.subscribe("q", |request| async move { Ok(request.derive_answer().value("pong")) }).await.unwrap();
+    join_all([&a, &b, &c].map(Bus::ready)).await;
+    a.publish(Message::new("t")).await.unwrap();
+    a.publish(Message::new("t").to("b")).await.unwrap();
+    let answer = a.request_first(Message::new("q"), LIMIT).await.unwrap();
+    assert_eq!(answer.value.as_deref(), Some("pong"));
+    let answer = a.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
+    assert_eq!(answer.value.as_deref(), Some("pong"));
+    eventually("all heard", async || (at_b.load(Ordering::SeqCst), at_c.load(Ordering::SeqCst)) == (2, 1))
+        .await;
+    join_all([&a, &b, &c].map(Bus::shutdown)).await;
+    store.close().await.unwrap();
+    assert!(a.publish(Message::new("t")).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exclusive_messages_are_processed_once_whatever_fails() {
+    let store = Embedded::memory().unwrap();
+    let sender = connect(&store, "sender").await;
+    let done: Arc<Mutex<Vec<String>>> = Arc::default();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let mut nodes = Vec::new();
+    for id in ["n1", "n2", "n3"] {
+        let (bus, done, tries) = (connect(&store, id).await, done.clone(), tries.clone());
+        bus.subscribe("t", move |message| {
+            let nth = tries.fetch_add(1, Ordering::SeqCst);
+            let done = done.clone();
+            async move {
+                match nth % 10 {
+                    3 => return Err(HandlerError::failed("no luck")),
+                    6 => return Err(Reject::new("not now").into()),
+                    _ => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+                done.lock().push(message.value.clone().unwrap());
+                Ok(())
+            }
+        })
+        .await
+        .unwrap();
+        nodes.push(bus);
+    }
+    let all = 300;
+    let message = |n| {
+        Message::new("t")
+            .value(format!("{n}"))
+            .exclusive(true)
+            .never_expires()
+            .delete_after_processing(Duration::ZERO)
+    };
+    sender.send_many((0..all).map(message).collect()).await.unwrap();
+    eventually("all done", async || done.lock().len() >= all).await;
+    eventually("all removed", async || sender.pending().await.unwrap() == 0).await;
+    let mut values = done.lock().clone();
+    values.sort_unstable();
+    values.dedup();
+    assert_eq!((values.len(), done.lock().len()), (all, all));
+    join_all(nodes.iter().map(Bus::shutdown)).await;
+    store.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_waits_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Embedded::open(dir.path()).unwrap();
+    let a = connect(&store, "a").await;
+    a.publish(Message::new("t").value("kept").never_expires()).await.unwrap();
+    a.shutdown().await;
+    store.close().await.unwrap();
+    drop((a, store));
+    let store = Embedded::open(dir.path()).unwrap();
+    let b = connect(&store, "b").await;
+    let heard = Arc::default();
+    b.subscribe("t", count(&heard)).await.unwrap();
+    eventually("heard", async || heard.load(Ordering::SeqCst) == 1).await;
+    b.shutdown().await;
+    store.close().await.unwrap();
+    drop((b, store));
+    let store = Embedded::open(dir.path()).unwrap();
+    let b = connect(&store, "b").await;
+    b.subscribe("t", count(&heard)).await.unwrap();
+    b.ready().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(heard.load(Ordering::SeqCst), 1, "its mark survived too");
+    b.shutdown().await;
+    store.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn two_queues_and_two_databases_do_not_meet() {
+    let store = Embedded::memory().unwrap();
+    let other = store.clone().database("other");
+    let heard = Arc::default();
+    let buses = [
+        store.bus().queue("shop").sender_id("a").connect().await.unwrap(),
+        other.bus().sender_id("b").connect().await.unwrap(),
+    ];
+    for bus in &buses {
+        bus.subscribe("t", count(&heard)).await.unwrap();
+        bus.ready().await;
+    }
+    let sender = connect(&store, "sender").await;
+    sender.publish(Message::new("t")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(heard.load(Ordering::SeqCst), 0);
+    let shop = store.bus().queue("shop").send_only().connect().await.unwrap();
+    shop.publish(Message::new("t")).await.unwrap();
+    eventually("heard", async || heard.load(Ordering::SeqCst) == 1).await;
+}
