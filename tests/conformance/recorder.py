@@ -51,6 +51,10 @@ def pytest_runtest_logstart(nodeid):
     record.write(begin=nodeid)
 
 
+def pytest_unconfigure():
+    record.file.close()
+
+
 def pytest_runtest_logreport(report):
     outcome = outcome_of(report)
     if outcome:

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PYMONGO = "4.20.1"
 TOOLS = ["pytest>=8.2,<10", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "simplejson"]
-COMPRESSION = ["python-snappy", "zstandard"]
+COMPRESSION = ["python-snappy", "backports.zstd"]
 
 
 class SetupError(Exception):
@@ -28,12 +28,13 @@ class Area:
     files: tuple
     pass_percent_min: float
     default: bool
+    usual_port: tuple = ()
 
 
 def areas():
     parsed = tomllib.loads((HERE / "areas.toml").read_text())
     return {
-        name: Area(name, tuple(a["files"]), a["pass_percent_min"], a.get("default", False))
+        name: Area(name, tuple(a["files"]), a["pass_percent_min"], a.get("default", False), tuple(a.get("usual_port", ())))
         for name, a in parsed.items()
     }
 
@@ -46,7 +47,7 @@ def select(names):
     chosen = []
     for name in names:
         hits = [a for a in known.values() if name == a.name]
-        hits += [Area(a.name, (name,), 0, False) for a in known.values() if name in a.files]
+        hits += [Area(a.name, (name,), 0, False, a.usual_port) for a in known.values() if name in a.files]
         if not hits:
             raise SetupError(f"no area or file named {name}; areas: {', '.join(known)}")
         chosen += hits

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+USUAL_PORT = 27017
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
@@ -41,8 +42,9 @@ class FileResult:
 
 
 class Runner:
-    def __init__(self, python, tests, out, limits, uri=None):
+    def __init__(self, python, tests, out, limits, uri=None, on_usual_port=()):
         self.python, self.tests, self.out, self.limits, self.uri = python, tests, out, limits, uri
+        self.on_usual_port, self.usual_port = set(on_usual_port), threading.Lock()
 
     def run_all(self, names, jobs, done):
         """Runs the files, `jobs` at a time; calls done(FileResult) for each as it ends."""
@@ -91,7 +93,13 @@ class Runner:
         """One pytest process. False: it was ended by the time limit and can be resumed."""
         if self.uri:
             return self.pytest(stem, record, what, urlsplit(self.uri).netloc, result)
-        with Server(log=self.out / f"{stem}.server.log") as server:
+        if result.name in self.on_usual_port:
+            with self.usual_port:
+                return self.on_own_server(stem, record, what, result, USUAL_PORT)
+        return self.on_own_server(stem, record, what, result, 0)
+
+    def on_own_server(self, stem, record, what, result, port):
+        with Server(port=port, log=self.out / f"{stem}.server.log") as server:
             finished = self.pytest(stem, record, what, f"127.0.0.1:{server.port}", result)
             if not server.alive():
                 code = server.process.returncode
@@ -116,10 +124,10 @@ class Runner:
                 return False
             finally:
                 end_group(process)
-        if code not in (0, 1, 5) and not crashed(code):
+        if code not in (0, 1, 5) and not broken_off(code):
             tail = (self.out / f"{stem}.log").read_text("utf-8", "replace")[-600:]
             result.trouble.append(f"pytest could not run {stem} (exit {code}): {tail}")
-        return not crashed(code)
+        return not broken_off(code)
 
     def read(self, record, result):
         collected = []
@@ -134,9 +142,9 @@ class Runner:
             result.trouble.append(f"{result.name}: no test was found")
 
 
-def crashed(code):
-    """A client process that a signal ended is resumed like one that hung."""
-    return code < 0
+def broken_off(code):
+    """Ended by a signal, or by a time limit inside pytest's own code (3): resumed like a file that hung."""
+    return code < 0 or code == 3
 
 
 def end_group(process):

@@ -363,6 +363,7 @@ impl Node {
                 for (name, node) in fields {
                     if let Some(value) = node.eval(context)?.get() {
                         doc.append_value(name, value);
+                        args::check_size(doc.size())?;
                     }
                 }
                 Ok(Val::Own(Owned::Document(doc.finish())))
@@ -371,6 +372,7 @@ impl Node {
                 let mut array = DocBuilder::new();
                 for node in items {
                     array.push_value(node.eval(context)?.get().unwrap_or(Value::Null));
+                    args::check_size(array.size())?;
                 }
                 Ok(Val::Own(Owned::Array(array.finish())))
             }

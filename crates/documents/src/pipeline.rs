@@ -47,7 +47,8 @@ pub trait Tables: Send + Sync {
     /// is the database of the command.
     fn scan(&self, db: Option<&str>, collection: &str) -> Result<Docs>;
 
-    /// At least those documents that match the filter: an index may leave out others.
+    /// At least those documents that match the filter, which has no expressions and compares by the
+    /// command's collation: an index may leave out others.
     fn scan_matching(&self, db: Option<&str>, collection: &str, filter: RawDoc<'_>) -> Result<Docs> {
         let _ = filter;
         self.scan(db, collection)
@@ -108,6 +109,17 @@ impl Environment {
 
     pub(crate) fn context<'c>(&'c self, root: RawDoc<'c>) -> Context<'c> {
         Context::new(root, self.now_ms, self.cluster_time, &self.values)
+    }
+
+    /// What a filter that was parsed without the variables' values is parsed with again.
+    fn bind(&self, options: &Options) -> Options {
+        let names = options.variables.names().iter().cloned();
+        Options {
+            now_ms: self.now_ms,
+            cluster_time: self.cluster_time,
+            collation: options.collation.clone(),
+            variables: Variables::new(names.zip(self.values.iter().cloned())),
+        }
     }
 
     /// The environment of a sub-pipeline that has more variables.

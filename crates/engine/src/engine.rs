@@ -10,7 +10,7 @@ use crate::feed::{ChangeStream, EventPipeline, Feed, FeedStats, Scope};
 use crate::keeper::Keeper;
 use crate::limits::Memory;
 use crate::open::{self, OpenError};
-use crate::sequencer::{CheckpointData, Request, Sequencer, Start};
+use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
 use crate::statement;
 use arc_swap::ArcSwap;
@@ -25,6 +25,11 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Requests that may wait for the sequencer; more make their callers wait.
 const REQUESTS_MAX: usize = 4096;
+
+/// A write of more statements is left to the sequencer's thread.
+const SMALL_STATEMENTS_MAX: usize = 8;
+/// So is a larger document.
+const SMALL_BYTES_MAX: usize = 16 << 10;
 
 /// How an engine is opened.
 #[derive(Clone, Debug)]
@@ -83,6 +88,7 @@ impl std::fmt::Debug for Engine {
 
 struct Inner {
     requests: mpsc::Sender<Request>,
+    desk: Arc<Desk>,
     published: Arc<ArcSwap<State>>,
     feed: Arc<Feed>,
     memory: Arc<Memory>,
@@ -120,10 +126,12 @@ impl Engine {
             waiters: opened.waiters,
             memory: memory.clone(),
         });
-        let thread =
-            std::thread::Builder::new().name("sequencer".into()).spawn(move || sequencer.run(inbox))?;
+        let desk = Arc::new(Desk::new(sequencer));
+        let works = desk.clone();
+        let thread = std::thread::Builder::new().name("sequencer".into()).spawn(move || works.run(inbox))?;
         let inner = Arc::new(Inner {
             requests,
+            desk,
             published,
             feed,
             memory,
@@ -200,7 +208,10 @@ impl Engine {
             }
         }
         match refused {
-            None => self.ask(|reply| Request::Write(Box::new(write), reply)).await?,
+            None => {
+                let is_small = is_small(&write);
+                self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
+            }
             Some((position, error)) => self.write_around(write, position, error).await,
         }
     }
@@ -246,7 +257,8 @@ impl Engine {
 
     /// Changes or removes one document and returns it.
     pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply> {
-        self.ask(|reply| Request::FindAndModify(Box::new(command), reply)).await?
+        let is_small = command.filter.names_one_id();
+        self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }
 
     /// Changes what collections and indexes there are.
@@ -301,9 +313,22 @@ impl Engine {
     }
 
     async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
+        self.ask_soon(false, request).await
+    }
+
+    /// Asks the sequencer; a small request is carried out here and now if the sequencer is idle.
+    async fn ask_soon<R>(
+        &self,
+        is_small: bool,
+        request: impl FnOnce(oneshot::Sender<R>) -> Request,
+    ) -> Result<R> {
         let (reply, answer) = oneshot::channel();
-        if self.0.closing.load(Ordering::Acquire) || self.0.requests.send(request(reply)).await.is_err() {
+        if self.0.closing.load(Ordering::Acquire) {
             return Err(shutting_down());
+        }
+        let left = if is_small { self.0.desk.try_now(request(reply)) } else { Some(request(reply)) };
+        if let Some(request) = left {
+            self.0.requests.send(request).await.map_err(|_| shutting_down())?;
         }
         answer.await.map_err(|_| shutting_down())
     }
@@ -338,6 +363,16 @@ pub enum StartAt {
     Time(Timestamp),
     /// After what this token stands for.
     After(Token),
+}
+
+/// Whether a write is done in so little time that its caller may do it: a few single documents, found by `_id`.
+fn is_small(write: &Write) -> bool {
+    let small = |statement: &Statement| match statement {
+        Statement::Insert { doc, .. } => doc.bytes().len() <= SMALL_BYTES_MAX,
+        Statement::Update(update) => !update.multi && update.filter.names_one_id(),
+        Statement::Delete(delete) => delete.filter.names_one_id(),
+    };
+    write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
 }
 
 fn shutting_down() -> Error {

@@ -1,4 +1,4 @@
-//! The sequencer: one thread that carries out all commands, a batch at a time.
+//! The sequencer: carries out all commands, one batch after the other.
 //!
 //! ```text
 //! requests ─► evaluate against the newest state ─► effects ─► log ─► publish state ─► events, replies
@@ -9,6 +9,7 @@
 //! Invariants
 //! * Everything a batch did becomes visible at once, after it is in the log, and never if the log refused it.
 //! * A reply is sent only when its acknowledgement level is reached.
+//! * One batch at a time: whoever holds the [`Desk`] is the sequencer. Long work is done by its own thread only.
 //! * Ids, times and random values are fixed here; applying the effects again gives the same state.
 //!
 //! This module never touches a socket and never waits for a reader.
@@ -182,6 +183,51 @@ pub struct Start {
     pub memory: Arc<Memory>,
 }
 
+/// The place of the one sequencer. Its thread works there; a small request that finds it idle is carried out on
+/// the spot, by the thread that asks, which saves two changes of threads. Whoever holds the lock is the sequencer.
+pub struct Desk(Mutex<Option<Sequencer>>);
+
+impl Desk {
+    /// A desk with its sequencer.
+    pub fn new(sequencer: Sequencer) -> Desk {
+        Desk(Mutex::new(Some(sequencer)))
+    }
+
+    /// Carries a request out now if nothing else is being carried out; gives it back otherwise.
+    pub fn try_now(&self, request: Request) -> Option<Request> {
+        match self.0.try_lock().as_deref_mut() {
+            Some(Some(sequencer)) => {
+                sequencer.carry_out([request]);
+                None
+            }
+            _ => Some(request),
+        }
+    }
+
+    /// Carries out requests until told to stop or until nobody can ask any more.
+    pub fn run(&self, mut requests: mpsc::Receiver<Request>) {
+        let mut waiting = Vec::with_capacity(BATCH_REQUESTS_MAX);
+        while requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS_MAX) > 0 {
+            let stop = waiting.iter().position(|request| matches!(request, Request::Stop(_)));
+            let after = stop.map(|at| waiting.split_off(at));
+            if let Some(sequencer) = self.0.lock().as_mut() {
+                sequencer.carry_out(waiting.drain(..));
+            }
+            if let Some(Request::Stop(reply)) = after.and_then(|after| after.into_iter().next()) {
+                let _ = reply.send(self.close()); // whoever asked may have gone
+                return;
+            }
+        }
+        if let Err(reason) = self.close() {
+            tracing::error!(reason, "the log was not closed cleanly");
+        }
+    }
+
+    fn close(&self) -> Result<(), String> {
+        self.0.lock().take().map_or(Ok(()), Sequencer::close)
+    }
+}
+
 impl Sequencer {
     /// A sequencer that goes on from there.
     pub fn new(start: Start) -> Sequencer {
@@ -202,34 +248,26 @@ impl Sequencer {
         }
     }
 
-    /// Carries out requests until told to stop or until nobody can ask any more.
-    pub fn run(mut self, mut requests: mpsc::Receiver<Request>) {
-        let mut waiting = Vec::with_capacity(BATCH_REQUESTS_MAX);
-        while requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS_MAX) > 0 {
-            let mut batch = self.start_batch();
-            for request in waiting.drain(..) {
-                match request {
-                    Request::Stop(reply) => {
-                        self.commit(batch);
-                        let closed = self.log.close();
-                        match &closed {
-                            Ok(()) => self.waiters.release(u64::MAX),
-                            Err(reason) => self.waiters.fail(reason),
-                        }
-                        let _ = reply.send(closed); // whoever asked may have gone
-                        return;
-                    }
-                    request => self.evaluate(request, &mut batch),
-                }
-                if batch.encoder.size() >= BATCH_BYTES_MAX {
-                    self.commit(std::mem::replace(&mut batch, self.start_batch()));
-                }
+    /// Carries out waiting requests in as few batches as the limits allow.
+    fn carry_out(&mut self, requests: impl IntoIterator<Item = Request>) {
+        let mut batch = self.start_batch();
+        for request in requests {
+            self.evaluate(request, &mut batch);
+            if batch.encoder.size() >= BATCH_BYTES_MAX {
+                self.commit(std::mem::replace(&mut batch, self.start_batch()));
             }
-            self.commit(batch);
         }
-        if let Err(reason) = self.log.close() {
-            tracing::error!(reason, "the log was not closed cleanly");
+        self.commit(batch);
+    }
+
+    /// Ends: closes the log and answers what waits for the disk.
+    fn close(self) -> Result<(), String> {
+        let closed = self.log.close();
+        match &closed {
+            Ok(()) => self.waiters.release(u64::MAX),
+            Err(reason) => self.waiters.fail(reason),
         }
+        closed
     }
 
     fn start_batch(&self) -> Batch {
@@ -271,7 +309,7 @@ impl Sequencer {
             }
             Request::Sync(to) => batch.replies.push((Ack::Synced, Reply::Sync(to))),
             Request::Checkpoint(to) => self.checkpoint(to, batch),
-            Request::Stop(to) => drop(to), // taken by the loop before it comes here
+            Request::Stop(to) => drop(to), // the desk takes it before it comes here
         }
     }
 
@@ -533,7 +571,8 @@ mod tests {
             memory: Arc::new(Memory::new(1 << 30, 75, 90)),
         });
         let (requests, inbox) = mpsc::channel(16);
-        std::thread::spawn(move || sequencer.run(inbox));
+        let desk = Desk::new(sequencer);
+        std::thread::spawn(move || desk.run(inbox));
         Running { requests, published, feed }
     }
 

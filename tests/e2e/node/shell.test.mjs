@@ -26,8 +26,8 @@ async function shell(script) {
 
 test('connects without complaint', LIMIT, async () => {
   const { stdout, stderr } = await promisify(execFile)(SHELL, ['--norc', server.uri, '--eval', 'db.hello().ok'], { timeout: 60_000 });
-  assert.match(stdout, /Using MongoDB/);
-  assert.doesNotMatch(stdout + stderr, /error|not supported/i);
+  assert.match(stdout, /^1$/m);
+  assert.equal(stderr, '');
 });
 
 test('show dbs, show collections, indexes, stats', LIMIT, async () => {

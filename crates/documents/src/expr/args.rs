@@ -2,11 +2,26 @@
 
 use super::Val;
 use crate::show::show;
-use crate::{DocBuilder, Error, Owned, RawDoc, Result, Value};
+use crate::{DocBuilder, Error, Owned, RawDoc, Result, Value, code};
 use smallvec::SmallVec;
 
 /// Arguments in their order; those not given are missing.
 pub(crate) type Args<'v> = SmallVec<[Val<'v>; 3]>;
+
+/// Bytes that one computed value may have: room for several documents of the largest size, so that no chain
+/// of expressions grows without end.
+const VALUE_MAX: usize = 64 << 20;
+
+/// Refuses values that are too large.
+pub(crate) fn check_size(bytes: usize) -> Result<()> {
+    match bytes > VALUE_MAX {
+        false => Ok(()),
+        true => Err(Error::new(
+            code::BSON_OBJECT_TOO_LARGE,
+            format!("an expression's value of more than {VALUE_MAX} bytes is too large"),
+        )),
+    }
+}
 
 /// An array made of values.
 pub(crate) fn array_of<'i>(values: impl IntoIterator<Item = Value<'i>>) -> Owned {

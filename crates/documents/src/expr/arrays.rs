@@ -1,6 +1,6 @@
 //! Arrays.
 
-use super::args::{Args, any_nullish, array, array_of, int, part};
+use super::args::{Args, any_nullish, array, array_of, check_size, int, part};
 use super::table::{Operator, between, fixed, named, variadic};
 use super::{Context, Val};
 use crate::compare::{compare, equal};
@@ -83,6 +83,7 @@ fn concat<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
         for item in items {
             all.push_element(item);
         }
+        check_size(all.size())?;
     }
     Ok(Val::Own(Owned::Array(all.finish())))
 }
@@ -252,6 +253,7 @@ fn zip<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
             zipped.push_value(column.get(row).copied().unwrap_or(default));
         }
         zipped.end();
+        check_size(zipped.size())?;
     }
     Ok(Val::Own(Owned::Array(zipped.finish())))
 }

@@ -1,6 +1,7 @@
 //! Operators that decide what they evaluate, or bind variables: conditions, `$let`, `$map`, `$filter`,
 //! `$reduce`, and those whose arguments are not expressions.
 
+use super::args::check_size;
 use super::format::CONVERSION_FAILURE;
 use super::parse::{Parser, check_names, check_variable, named_document};
 use super::path::Base;
@@ -403,6 +404,7 @@ fn eval_map<'v>(slot: usize, input: &'v Node, body: &'v Node, context: &Context<
         let inner = context.bind(slot, Some(item));
         let value = body.eval(&inner)?;
         mapped.push_value(value.get().unwrap_or(Value::Null));
+        check_size(mapped.size())?;
     }
     Ok(Val::Own(Owned::Array(mapped.finish())))
 }

@@ -1,7 +1,6 @@
 //! Types: asking for them and converting between them (MongoDB manual, "$convert").
 
 use super::args::Args;
-use super::calendar::DAY;
 use super::format::{CONVERSION_FAILURE, iso, parse_iso};
 use super::table::{Operator, fixed};
 use super::{Val, is_true};
@@ -226,18 +225,9 @@ fn text(value: Value<'_>) -> Result<String> {
         Value::Decimal128(v) => v.decode().to_string(),
         Value::ObjectId(v) => v.to_string(),
         Value::String(v) | Value::Symbol(v) => v.to_string(),
-        Value::DateTime(v) => date_text(v)?,
+        Value::DateTime(v) => iso(v)?,
         _ => return Err(unsupported(value, Kind::String)),
     })
-}
-
-fn date_text(millis: i64) -> Result<String> {
-    /// The years 0 to 9999.
-    const YEARS: std::ops::RangeInclusive<i64> = -719_528..=2_932_896;
-    match YEARS.contains(&millis.div_euclid(DAY)) {
-        true => Ok(iso(millis)),
-        false => Err(Error::location(18537, "a date can only be written as text in the years 0-9999")),
-    }
 }
 
 /// A double as MongoDB prints it: the shortest digits that read back, without `.0`, and with an exponent
@@ -275,7 +265,7 @@ pub(crate) fn coerce_to_string(value: Value<'_>) -> Result<String> {
         | Value::Symbol(_)
         | Value::DateTime(_) => text(value),
         Value::Code(code) => Ok(code.to_string()),
-        Value::Timestamp(timestamp) => date_text(i64::from(timestamp.time) * 1000),
+        Value::Timestamp(timestamp) => iso(i64::from(timestamp.time) * 1000),
         other => {
             let text = format!("can't convert from BSON type {} to String", other.kind().alias());
             Err(Error::location(16007, text))

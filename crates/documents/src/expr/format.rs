@@ -32,12 +32,11 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A date as conversions to strings write it.
-pub(super) fn iso(millis: i64) -> String {
+/// A date as conversions to strings write it; only the years 0 to 9999 can be written.
+pub(super) fn iso(millis: i64) -> Result<String> {
     let mut text = String::new();
-    // The format is a constant that is valid.
-    let _ = write_date(&mut text, "%Y-%m-%dT%H:%M:%S.%LZ", millis, &Zone::utc());
-    text
+    write_date(&mut text, "%Y-%m-%dT%H:%M:%S.%LZ", millis, &Zone::utc())?;
+    Ok(text)
 }
 
 fn to_text<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {

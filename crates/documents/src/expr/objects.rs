@@ -1,6 +1,6 @@
 //! Documents, their fields and their size.
 
-use super::args::{Args, part};
+use super::args::{Args, check_size, part};
 use super::path::with_field;
 use super::table::{Operator, fixed, named, variadic};
 use super::{Context, Val};
@@ -48,6 +48,7 @@ pub(crate) fn merge_into(doc: Doc, value: Value<'_>) -> Result<Doc> {
             return Err(Error::location(40400, text));
         }
     };
+    check_size(doc.bytes().len() + other.bytes().len())?;
     let mut merged = DocBuilder::with_capacity(doc.bytes().len() + other.bytes().len());
     for element in doc.raw() {
         match other.element(element.key()) {
@@ -63,12 +64,16 @@ pub(crate) fn merge_into(doc: Doc, value: Value<'_>) -> Result<Doc> {
 
 /// The field name that an argument must be.
 fn field_name<'a>(arg: &'a Val<'_>, name: &str) -> Result<&'a str> {
-    arg.value().as_str().ok_or_else(|| {
-        Error::location(
+    match arg.value() {
+        Value::String(field) if field.contains('\0') => {
+            Err(Error::location(4_161_106, format!("{name} requires 'field' to hold no null byte")))
+        }
+        Value::String(field) => Ok(field),
+        _ => Err(Error::location(
             5_654_602,
             format!("{name} requires 'field' to evaluate to type String, but got {}", arg.type_name()),
-        )
-    })
+        )),
+    }
 }
 
 fn get_field<'v>(mut args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {

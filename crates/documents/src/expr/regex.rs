@@ -1,6 +1,6 @@
 //! Regular expressions: `$regexMatch`, `$regexFind`, `$regexFindAll`.
 
-use super::args::{Args, string};
+use super::args::{Args, check_size, string};
 use super::table::{Operator, named};
 use super::{Context, Val};
 use crate::filter::Pattern;
@@ -91,6 +91,7 @@ fn regex_find_all<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
         let mut at = 0;
         while let Some(found) = find_at(&regex, input, at)? {
             all.push_value(describe(input, &found).value());
+            check_size(all.size())?;
             let (start, end) = found.first().copied().flatten().unwrap_or_default();
             // An empty match must not be found again at the same place.
             at = if end > start { end } else { end + input[end..].chars().next().map_or(1, char::len_utf8) };

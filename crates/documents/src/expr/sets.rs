@@ -1,6 +1,6 @@
 //! Arrays as sets: order and repetition do not count. Results are in the order of values.
 
-use super::args::{Args, array, array_of};
+use super::args::{Args, array, array_of, check_size};
 use super::table::{Operator, between, fixed, variadic};
 use super::{Context, Val, is_true};
 use crate::compare::compare;
@@ -38,11 +38,15 @@ fn all_arrays<'a>(name: &'a str) -> impl Fn(&str) -> String + 'a {
 
 fn union<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
     let mut all = Vec::new();
+    let mut size = 0;
     for arg in &args {
         if arg.is_nullish() {
             return Ok(Val::null());
         }
-        all.extend(array(arg, 17043, all_arrays("$setUnion"))?.values());
+        let items = array(arg, 17043, all_arrays("$setUnion"))?;
+        size += items.bytes().len();
+        check_size(size)?;
+        all.extend(items.values());
     }
     normalize(&mut all);
     Ok(Val::Own(array_of(all)))

@@ -1,6 +1,6 @@
 //! Strings. Null gives null, except where MongoDB reads it as the empty string.
 
-use super::args::{Args, any_nullish, array_of, int, string};
+use super::args::{Args, any_nullish, array_of, check_size, int, string};
 use super::convert::coerce_to_string;
 use super::table::{Operator, between, fixed, named, variadic};
 use super::{Context, Val};
@@ -39,6 +39,7 @@ fn concat<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
             true => null = true,
             false => text += string(arg, 16702, |kind| format!("$concat only supports strings, not {kind}"))?,
         }
+        check_size(text.len())?;
     }
     Ok(if null { Val::null() } else { Val::from(text) })
 }
@@ -223,6 +224,9 @@ fn replace<'v>(args: Args<'v>, name: &str, replaced: fn(&str, &str, &str) -> Str
     }
     match (args[0].value(), args[1].value(), args[2].value()) {
         (Value::String(input), Value::String(find), Value::String(new)) => {
+            // An empty text is found between all characters.
+            let places = input.len().checked_div(find.len()).unwrap_or(input.len() + 1);
+            check_size(input.len() + places.saturating_mul(new.len()))?;
             Ok(Val::from(replaced(input, find, new)))
         }
         _ => Ok(Val::null()),

@@ -85,5 +85,10 @@ pub(super) const UNSUPPORTED: &[&str] = &[
 
 /// The operator of this name.
 pub(super) fn find(name: &str) -> Option<&'static Operator> {
-    TABLES.iter().flat_map(|table| table.iter()).find(|operator| operator.name == name)
+    all().find(|operator| operator.name == name)
+}
+
+/// All operators of the tables.
+pub(super) fn all() -> impl Iterator<Item = &'static Operator> {
+    TABLES.iter().flat_map(|table| table.iter())
 }

@@ -502,3 +502,43 @@ fn random_numbers_stay_in_their_range() {
     }
     check(doc! { "$sampleRate": 0.0 }, false);
 }
+
+/// A call of an operator with these arguments, as literals.
+fn call(operator: &super::table::Operator, values: &[Owned]) -> Doc {
+    let mut expr = crate::DocBuilder::new();
+    match &operator.arguments {
+        super::table::Arguments::List { .. } => {
+            expr.start_array(operator.name);
+            for value in values {
+                expr.push_document().append("$literal", value).end();
+            }
+            expr.end();
+        }
+        super::table::Arguments::Named { names, .. } | super::table::Arguments::DateOr { names } => {
+            expr.start_document(operator.name);
+            for (name, value) in names.iter().zip(values) {
+                expr.start_document(name).append("$literal", value).end();
+            }
+            expr.end();
+        }
+    }
+    expr.finish()
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn whatever_the_values_there_is_a_value_or_an_error(
+        place in 0usize..1000,
+        values in proptest::collection::vec(crate::arbitrary::value(), 0..5),
+    ) {
+        let operators: Vec<_> = super::table::all().collect();
+        let expr = call(operators[place % operators.len()], &values);
+        // `$range` between extremes makes large arrays.
+        if let Ok(Some(value)) = try_eval(&expr, &Doc::empty()) {
+            let doc = doc! { "v": value };
+            proptest::prop_assert_eq!(crate::check(doc.bytes()), Ok(()), "{:?}", expr);
+        }
+    }
+}

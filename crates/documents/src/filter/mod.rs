@@ -223,6 +223,11 @@ impl Filter {
         equality::equalities(&self.root)
     }
 
+    /// Whether at most one document can match, because its `_id` has to equal one value.
+    pub fn names_one_id(&self) -> bool {
+        self.equalities().iter().any(|(path, _)| *path == "_id")
+    }
+
     /// Calls `visit` with every path that the filter names.
     pub fn for_each_path(&self, visit: &mut impl FnMut(&Path)) {
         for_each_path(&self.root, visit);

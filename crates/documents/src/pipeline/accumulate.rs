@@ -10,7 +10,7 @@ use crate::key::encode_key_with;
 use crate::sort::Sort;
 use crate::{Doc, DocBuilder, Error, Owned, RawDoc, Result, Value, code};
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 /// The accumulated fields of a stage.
@@ -74,8 +74,8 @@ pub(super) enum State {
     Count(i64),
     Merged(Doc),
     Deviation(Deviation),
-    Several(Vec<Owned>, usize),
-    Ranked(Vec<(Vec<u8>, Owned)>, usize),
+    Several(VecDeque<Owned>, usize),
+    Ranked(VecDeque<(Vec<u8>, Owned)>, usize),
 }
 
 impl Accumulators {
@@ -229,8 +229,10 @@ impl Field {
             Kind::Count => State::Count(0),
             Kind::MergeObjects => State::Merged(Doc::empty()),
             Kind::DeviationPopulation | Kind::DeviationSample => State::Deviation(Deviation::default()),
-            Kind::Several { count, .. } => State::Several(Vec::new(), counted(count)?),
-            Kind::Ranked { count, .. } => State::Ranked(Vec::new(), count.as_ref().map_or(Ok(1), counted)?),
+            Kind::Several { count, .. } => State::Several(VecDeque::new(), counted(count)?),
+            Kind::Ranked { count, .. } => {
+                State::Ranked(VecDeque::new(), count.as_ref().map_or(Ok(1), counted)?)
+            }
         })
     }
 }
@@ -251,8 +253,15 @@ impl State {
             State::Sum(sum) => sum.add(value.value()),
             State::Count(count) => *count += 1,
             State::Deviation(deviation) => deviation.add(value.value()),
-            State::First(first) => *first = Some(value.into_owned()),
-            State::Last(last) => *last = value.into_owned(),
+            State::First(first) => {
+                memory.add(size_of_value(value.value()))?;
+                *first = Some(value.into_owned());
+            }
+            State::Last(last) => {
+                memory.remove(size_of_value(last.value()));
+                memory.add(size_of_value(value.value()))?;
+                *last = value.into_owned();
+            }
             State::Merged(doc) => {
                 let merged = merge_into(doc.clone(), value.value())?;
                 memory.remove(doc.bytes().len());
@@ -268,6 +277,8 @@ impl State {
                     .as_ref()
                     .is_none_or(|best| compare_with(value.value(), best.value(), collation) == wanted);
                 if !value.is_nullish() && better {
+                    memory.remove(best.as_ref().map_or(0, |best| size_of_value(best.value())));
+                    memory.add(size_of_value(value.value()))?;
                     *best = Some(value.into_owned());
                 }
             }
@@ -280,8 +291,9 @@ impl State {
                 if let Some(value) = value.get() {
                     let mut key = Vec::new();
                     encode_key_with(value, collation, &mut key);
-                    memory.add(key.len() + 32)?;
+                    let size = key.len() + 32;
                     if keys.insert(key) {
+                        memory.add(size)?;
                         push(array, value, memory)?;
                     }
                 }
@@ -289,14 +301,18 @@ impl State {
             State::Several(values, count) => {
                 if let Kind::Several { which, .. } = field.kind {
                     memory.add(32 + size_of_value(value.value()))?;
-                    add_several(values, *count, which, value, collation);
+                    if let Some(gone) = add_several(values, *count, which, value, collation) {
+                        memory.remove(32 + size_of_value(gone.value()));
+                    }
                 }
             }
             State::Ranked(ranked, count) => {
                 if let Kind::Ranked { sort, bottom, .. } = &field.kind {
                     let key = sort.key(context.root)?;
                     memory.add(64 + key.len() + size_of_value(value.value()))?;
-                    add_ranked(ranked, *count, *bottom, key, value.into_owned());
+                    if let Some((key, gone)) = add_ranked(ranked, *count, *bottom, key, value.into_owned()) {
+                        memory.remove(64 + key.len() + size_of_value(gone.value()));
+                    }
                 }
             }
         }
@@ -345,46 +361,54 @@ fn size_of_value(value: Value<'_>) -> usize {
     }
 }
 
+/// Adds a value; returns the one that has no room, which may be the same.
 fn add_several(
-    values: &mut Vec<Owned>,
+    values: &mut VecDeque<Owned>,
     count: usize,
     which: Which,
     value: Val<'_>,
     collation: Option<&Collation>,
-) {
+) -> Option<Owned> {
+    let nullish = value.is_nullish();
+    let value = value.into_owned();
     match which {
         Which::First => {
-            if values.len() < count {
-                values.push(value.into_owned());
+            if values.len() == count {
+                return Some(value);
             }
+            values.push_back(value);
+            None
         }
         Which::Last => {
-            if values.len() == count {
-                values.remove(0);
-            }
-            values.push(value.into_owned());
+            values.push_back(value);
+            if values.len() > count { values.pop_front() } else { None }
         }
-        Which::Minimum | Which::Maximum if value.is_nullish() => {}
+        Which::Minimum | Which::Maximum if nullish => Some(value),
         Which::Minimum | Which::Maximum => {
             let at = values.partition_point(|there| {
                 let order = compare_with(there.value(), value.value(), collation);
                 if which == Which::Minimum { order.is_le() } else { order.is_ge() }
             });
-            values.insert(at, value.into_owned());
-            values.truncate(count);
+            values.insert(at, value);
+            if values.len() > count { values.pop_back() } else { None }
         }
     }
 }
 
-/// Keeps the first `count` by key, or the last. Of equal keys the earlier document comes first.
-fn add_ranked(ranked: &mut Vec<(Vec<u8>, Owned)>, count: usize, bottom: bool, key: Vec<u8>, value: Owned) {
+/// Keeps the first `count` by key, or the last; returns what has no room. Of equal keys the earlier document
+/// comes first.
+fn add_ranked(
+    ranked: &mut VecDeque<(Vec<u8>, Owned)>,
+    count: usize,
+    bottom: bool,
+    key: Vec<u8>,
+    value: Owned,
+) -> Option<(Vec<u8>, Owned)> {
     let at = ranked.partition_point(|(there, _)| *there <= key);
     ranked.insert(at, (key, value));
-    if ranked.len() > count {
-        if bottom {
-            ranked.remove(0);
-        } else {
-            ranked.pop();
-        }
+    match ranked.len() > count {
+        false => None,
+        true if bottom => ranked.pop_front(),
+        true => ranked.pop_back(),
     }
 }

@@ -1,6 +1,7 @@
 //! `$graphLookup`: documents of another collection that are reachable over references between them.
 
 use super::parse::{Parser, document, namespace, only, text};
+use super::stages::has_expressions;
 use super::{DOCUMENT_OVERHEAD, Docs, Environment, Memory, Options, Stage};
 use crate::expr::{Expr, check_path, with_path};
 use crate::key::encode_key_with;
@@ -98,10 +99,12 @@ struct Nodes {
 
 impl Graph {
     fn read(&self, environment: &Environment) -> Result<Nodes> {
-        let filter = self.options.parse_filter(self.restrict.raw())?;
+        let filter = environment.bind(&self.options).parse_filter(self.restrict.raw())?;
+        let restrict =
+            if has_expressions(self.restrict.raw()) { RawDoc::empty() } else { self.restrict.raw() };
         let mut memory = Memory::new("$graphLookup", environment);
         let mut nodes = Nodes { docs: Vec::new(), places: HashMap::new() };
-        for doc in environment.tables.scan_matching(self.db.as_deref(), &self.from, self.restrict.raw())? {
+        for doc in environment.tables.scan_matching(self.db.as_deref(), &self.from, restrict)? {
             let doc = doc?;
             if !filter.matches(doc.raw())? {
                 continue;

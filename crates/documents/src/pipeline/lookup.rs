@@ -159,18 +159,19 @@ impl Lookup {
     }
 }
 
-/// The values to look for: the elements of an array, null for a missing field.
+/// The values to look for: those at the path, the elements of an array one by one; null if there is none.
 fn local_values<'d>(doc: RawDoc<'d>, path: &Path) -> Vec<Value<'d>> {
     let mut values = Vec::new();
-    let _ = path.for_each_value(doc, Leaves::Elements, &mut |found| {
+    let _ = path.for_each_value(doc, Leaves::Whole, &mut |found| {
         match found.value {
-            None => values.push(Value::Null),
-            // The elements were met before.
-            Some(Value::Array(_)) => {}
-            Some(value) => values.push(value),
+            Some(Value::Array(array)) => values.extend(array.values()),
+            found => values.extend(found),
         }
         ControlFlow::<()>::Continue(())
     });
+    if values.is_empty() {
+        values.push(Value::Null);
+    }
     values
 }
 

@@ -2,7 +2,6 @@
 
 use super::parse::{Parser, document};
 use super::{Docs, Environment, Map, Options, Stage, run_map};
-use crate::expr::Variables;
 use crate::filter::Filter;
 use crate::show::show;
 use crate::{Doc, Error, RawDoc, Result, Value};
@@ -29,7 +28,8 @@ pub(super) fn parse_match(spec: Value<'_>, parser: &Parser<'_>) -> Result<Arc<dy
     }))
 }
 
-fn has_expressions(query: RawDoc<'_>) -> bool {
+/// Whether a query has `$expr`.
+pub(super) fn has_expressions(query: RawDoc<'_>) -> bool {
     query.iter().any(|element| {
         let inner = match element.value() {
             Value::Document(inner) | Value::Array(inner) => inner,
@@ -43,13 +43,7 @@ impl Stage for Match {
     fn run(self: Arc<Self>, input: Docs, environment: &Arc<Environment>) -> Result<Docs> {
         if self.has_expressions {
             // The variables have other values than when the query was parsed.
-            let names = self.options.variables.names().iter().cloned();
-            let options = Options {
-                now_ms: environment.now_ms,
-                cluster_time: environment.cluster_time,
-                collation: self.options.collation.clone(),
-                variables: Variables::new(names.zip(environment.values.iter().cloned())),
-            };
+            let options = environment.bind(&self.options);
             let filter = options.parse_filter(self.query.raw())?;
             let bound = Match { query: self.query.clone(), filter, options, has_expressions: true };
             return Ok(run_map(Arc::new(bound), input, environment));

@@ -519,3 +519,44 @@ fn errors_of_the_input_come_through() {
     let none: RawDoc<'_> = RawDoc::empty();
     assert!(Pipeline::parse(none, &Options::default()).unwrap().is_empty());
 }
+
+/// Specifications with holes (`?`) for arbitrary values.
+fn templates(a: &Owned, b: &Owned) -> Vec<Owned> {
+    let (a, b) = (&doc! { "$literal": a }, b);
+    vec![
+        array![{ "$project": { "x": a, "a.b": 1 } }],
+        array![{ "$project": { "a": b } }],
+        array![{ "$addFields": { "a.b": a, "c": "$a.b.c" } }],
+        array![{ "$unset": ["a.b", "b.a"] }],
+        array![{ "$replaceWith": { "a": "$a", "b": a } }],
+        array![{ "$group": { "_id": "$a", "s": { "$sum": "$b" }, "p": { "$push": "$b.a" }, "m": { "$max": a }, "t": { "$topN": { "n": 2, "sortBy": { "b": 1 }, "output": "$a" } } } }],
+        array![{ "$group": { "_id": null, "d": { "$stdDevPop": "$a" }, "v": { "$avg": "$b" }, "n": { "$minN": { "n": a, "input": "$a" } } } }],
+        array![{ "$unwind": { "path": "$a.b", "includeArrayIndex": "b.a", "preserveNullAndEmptyArrays": true } }],
+        array![{ "$bucketAuto": { "groupBy": "$a", "buckets": 3 } }],
+        array![{ "$bucket": { "groupBy": "$a", "boundaries": [b, 5], "default": b } }],
+        array![{ "$sort": { "a": 1, "b.a": -1 } }, { "$limit": 2 }],
+        array![{ "$lookup": { "from": "people", "localField": "a.b", "foreignField": "tags", "as": "a.c" } }],
+        array![{ "$graphLookup": { "from": "people", "startWith": "$a", "connectFromField": "boss", "connectToField": "name", "as": "b" } }],
+        array![{ "$redact": { "$cond": [{ "$eq": ["$a", a] }, "$$PRUNE", "$$DESCEND"] } }],
+        array![{ "$sortByCount": "$a" }],
+        array![{ "$documents": a }],
+        array![{ "$facet": { "x": [{ "$sortByCount": "$a" }], "y": [{ "$skip": b }] } }],
+    ]
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn any_stage_gives_sound_documents_or_an_error(
+        docs in proptest::collection::vec(crate::arbitrary::document(), 0..4),
+        a in crate::arbitrary::value(),
+        b in crate::arbitrary::value(),
+    ) {
+        for stages in templates(&a, &b) {
+            for doc in try_run(&stages, &docs).unwrap_or_default() {
+                proptest::prop_assert_eq!(crate::check(doc.bytes()), Ok(()), "{:?} of {:?}", stages, docs);
+            }
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::collect::later;
 use super::parse::{Parser, Place, only, text};
+use super::stages::has_expressions;
 use super::{Docs, Environment, Pipeline, Stage};
 use crate::expr::Expr;
 use crate::show::show;
@@ -72,8 +73,12 @@ impl Union {
         let docs: Docs = match &self.collection {
             None => Box::new(std::iter::empty()),
             Some(collection) => {
-                let filter = self.pipeline.leading().filter.unwrap_or(RawDoc::empty());
-                environment.tables.scan_matching(self.db.as_deref(), collection, filter)?
+                let filter = self.pipeline.leading().filter.filter(|query| !has_expressions(*query));
+                environment.tables.scan_matching(
+                    self.db.as_deref(),
+                    collection,
+                    filter.unwrap_or(RawDoc::empty()),
+                )?
             }
         };
         self.pipeline.run(docs, environment)

@@ -293,7 +293,7 @@ impl Parser<'_> {
     }
 }
 
-const OPERATORS: [&str; 15] = [
+pub(super) const OPERATORS: [&str; 15] = [
     "$set",
     "$addToSet",
     "$unset",

@@ -384,3 +384,31 @@ fn pipelines() {
     assert_eq!(update(array![{ "$set": { "_id": 2 } }]).unwrap_err().code.number, 66);
     assert_eq!(update(array![{ "$replaceWith": 1 }]).unwrap_err().code.number, 40228);
 }
+
+const PATHS: [&str; 10] = ["a", "b", "a.b", "a.0", "a.1.b", "b.a.c", "a.$[]", "a.$", "_id", "b.3"];
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn any_update_gives_a_sound_document_or_an_error(
+        a in crate::arbitrary::value(),
+        b in crate::arbitrary::value(),
+        ops in proptest::collection::vec((0usize..15, 0usize..10, crate::arbitrary::value()), 1..4),
+    ) {
+        let old = doc! { "_id": 1, "a": a, "b": b };
+        let mut update = crate::DocBuilder::new();
+        for (op, path, value) in &ops {
+            update.start_document(super::parse::OPERATORS[*op]).append(PATHS[*path], value).end();
+        }
+        let update = update.finish();
+        if let Ok(applied) = try_update(&old, &update, Some(0)) {
+            proptest::prop_assert_eq!(crate::check(applied.doc.bytes()), Ok(()), "{:?} on {:?}", update, old);
+            proptest::prop_assert_eq!(applied.changed, applied.doc.bytes() != old.bytes());
+            if let Some(description) = &applied.description {
+                let again = apply(old.raw(), description).unwrap();
+                proptest::prop_assert_eq!(again.bytes(), applied.doc.bytes(), "{:?} on {:?}: {:?}", update, old, description);
+            }
+        }
+    }
+}

@@ -194,12 +194,13 @@ async fn run(
         retryable_write: session.transaction_number.is_some() && !session.in_transaction,
         in_transaction: session.in_transaction,
         ends_transaction: spec.has(Spec::ENDS_TRANSACTION),
-        change_stream: commands::concerns_change_stream(spec, body, shared),
+        change_stream: commands::opens_change_stream(spec, body),
     };
     if let Some(id) = session.session {
         shared.sessions.touch(id, Instant::now())?;
     }
     let fault = fail(shared, client, spec, body, database).await?;
+    circumstances.change_stream |= commands::reads_change_stream(spec, body, shared);
     check_role(shared, spec, command)?;
     check_transaction(&session, spec)?;
     let call = Call {

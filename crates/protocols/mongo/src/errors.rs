@@ -68,6 +68,9 @@ const TRANSIENT: [i32; 5] = [24, 112, 246, 251, 267];
 const RESUMABLE: [i32; 17] =
     [6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436];
 
+/// After these errors a change stream must not be resumed.
+const NOT_RESUMABLE: [i32; 2] = [280, 286];
+
 /// The labels that an error of this number carries.
 pub fn labels(number: i32, circumstances: Circumstances) -> Vec<&'static str> {
     let mut labels = Vec::new();
@@ -81,7 +84,9 @@ pub fn labels(number: i32, circumstances: Circumstances) -> Vec<&'static str> {
     } else if retryable && (circumstances.retryable_write || circumstances.ends_transaction) {
         labels.push("RetryableWriteError");
     }
-    if circumstances.change_stream && RESUMABLE.contains(&number) {
+    if NOT_RESUMABLE.contains(&number) {
+        labels.push("NonResumableChangeStreamError");
+    } else if circumstances.change_stream && RESUMABLE.contains(&number) {
         labels.push("ResumableChangeStreamError");
     }
     labels
@@ -213,7 +218,8 @@ mod tests {
             (91, commit, &["RetryableWriteError"]),
             (189, stream, &["ResumableChangeStreamError"]),
             (43, stream, &[]),
-            (286, stream, &[]),
+            (286, stream, &["NonResumableChangeStreamError"]),
+            (280, plain, &["NonResumableChangeStreamError"]),
         ] {
             assert_eq!(labels(number, circumstances), expected, "{number} {circumstances:?}");
         }

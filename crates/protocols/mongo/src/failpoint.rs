@@ -134,11 +134,20 @@ impl FailPoints {
         self.strike("maxTimeAlwaysTimeOut", |_| true).is_some()
     }
 
-    /// What `onPrimaryTransactionalWrite` does before a write with a transaction number is carried out.
-    pub fn before_retryable_write(&self) -> Option<Failure> {
+    /// What `onPrimaryTransactionalWrite` does before a write with a transaction number is carried out: closes the
+    /// connection unless told not to.
+    /// Each of the write's statements is a chance.
+    pub fn before_retryable_write(&self, statements: usize) -> Option<Failure> {
         let point = "onPrimaryTransactionalWrite";
-        let data = self.strike(point, |data| data.get("failBeforeCommitExceptionCode").is_some())?;
+        if !self.any() {
+            return None;
+        }
+        let fails = |data: &Doc| data.get("failBeforeCommitExceptionCode").is_some();
+        let data = (0..statements).find_map(|_| self.strike(point, fails))?;
         let number = data.get("failBeforeCommitExceptionCode").and_then(|value| value.as_integer())?;
+        if data.get("closeConnection").is_none_or(|close| is_true(Some(close))) {
+            return Some(Failure::close());
+        }
         Some(Failure::new(code_of(number as i32), format!("Hit the '{point}' failpoint")))
     }
 

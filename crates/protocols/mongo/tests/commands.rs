@@ -313,7 +313,8 @@ async fn collections_and_indexes_are_listed_as_made() {
     assert!(field(&found[0], "info.uuid").is_some() && field(&found[0], "idIndex.key._id").is_some());
     peer.good(&doc! { "renameCollection": "db.c", "to": "db.d", "$db": "admin" }).await;
     let reply = peer.good(&doc! { "listDatabases": "1", "nameOnly": true, "$db": "admin" }).await;
-    assert_eq!(field(&reply, "databases.0.name"), Some(Value::String("db")));
+    let names: Vec<_> = ["0", "1", "2", "3"].map(|n| field(&reply, &format!("databases.{n}.name"))).into();
+    assert_eq!(names, ["admin", "config", "db", "local"].map(|name| Some(Value::String(name))));
     let reply = peer.good(&doc! { "drop": "d", "$db": "db" }).await;
     assert_eq!(number(&reply, "nIndexesWas"), 2);
     peer.good(&doc! { "drop": "d", "$db": "db" }).await;
@@ -409,4 +410,96 @@ async fn writes_that_must_be_durable_are_acknowledged() {
         let reply = peer.good(&insert).await;
         assert_eq!((number(&reply, "n"), reply.get("writeConcernError")), (1, None));
     }
+}
+
+#[tokio::test]
+async fn a_time_limit_does_not_end_a_cursor_that_waits_for_its_client() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3000).await;
+    let find =
+        doc! { "find": "c", "sort": { "n": (-1) }, "skip": 7, "limit": 2900, "maxTimeMS": 2000, "$db": "db" };
+    let aggregate = doc! {
+        "aggregate": "c", "pipeline": [{ "$sort": { "n": (-1) } }, { "$skip": 7 }, { "$limit": 2900 }],
+        "cursor": {}, "maxTimeMS": 2000, "$db": "db"
+    };
+    for command in [find, aggregate] {
+        let (mut id, mut docs) = cursor(&peer.good(&command).await);
+        tokio::time::sleep(Duration::from_millis(2100)).await;
+        while id != 0 {
+            let more = doc! { "getMore": id, "collection": "c", "batchSize": 1000, "$db": "db" };
+            let (next, batch) = cursor(&peer.good(&more).await);
+            id = next;
+            docs.extend(batch);
+        }
+        let mut ids: Vec<i64> = docs.iter().map(|doc| number(doc, "_id")).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 2900, "each document once");
+    }
+}
+
+#[tokio::test]
+async fn results_of_a_pipeline_can_be_written() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 20).await;
+    let out = doc! { "aggregate": "c", "pipeline": [{ "$match": { "n": 3 } }, { "$out": "o" }], "cursor": {}, "$db": "db" };
+    for _ in 0..2 {
+        assert_eq!(cursor(&peer.good(&out).await), (0, vec![]));
+        let (_, found) = cursor(&peer.good(&doc! { "find": "o", "$db": "db" }).await);
+        assert_eq!(found, [doc! { "_id": 3, "n": 3 }, doc! { "_id": 13, "n": 3 }]);
+    }
+    let merge = |matched: &str, unmatched: &str| {
+        let into = doc! { "into": "o", "whenMatched": matched, "whenNotMatched": unmatched };
+        doc! {
+            "aggregate": "c", "cursor": {}, "$db": "db",
+            "pipeline": [
+                { "$match": { "_id": { "$in": [3, 4] } } }, { "$set": { "x": { "$add": ["$_id", 1] } } },
+                { "$merge": into }
+            ]
+        }
+    };
+    assert_eq!(peer.code(&merge("fail", "insert")).await, 11000);
+    assert_eq!(peer.code(&merge("keepExisting", "fail")).await, 13113);
+    peer.good(&merge("merge", "insert")).await;
+    let (_, found) = cursor(&peer.good(&doc! { "find": "o", "sort": { "_id": 1 }, "$db": "db" }).await);
+    let expected =
+        [doc! { "_id": 3, "n": 3, "x": 4 }, doc! { "_id": 4, "n": 4, "x": 5 }, doc! { "_id": 13, "n": 3 }];
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn a_view_is_read_like_a_collection() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 20).await;
+    peer.good(&doc! { "create": "v", "viewOn": "c", "pipeline": [{ "$match": { "n": 3 } }], "$db": "db" })
+        .await;
+    let find = doc! { "find": "v", "filter": { "_id": { "$gt": 3 } }, "projection": { "n": 1 }, "$db": "db" };
+    let (_, found) = cursor(&peer.good(&find).await);
+    assert_eq!(found, [doc! { "_id": 13, "n": 3 }]);
+    assert_eq!(number(&peer.good(&doc! { "count": "v", "$db": "db" }).await, "n"), 2);
+    let reply = peer.good(&doc! { "distinct": "v", "key": "_id", "$db": "db" }).await;
+    assert_eq!(reply.get("values").unwrap().as_array().unwrap().len(), 2);
+    let reply = peer.good(&doc! { "insert": "v", "documents": [{}], "$db": "db" }).await;
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 166);
+}
+
+#[tokio::test]
+async fn a_session_reads_one_moment() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 5).await;
+    let first = doc! { "find": "c", "readConcern": { "level": "snapshot" }, "$db": "db" };
+    let reply = peer.good(&first).await;
+    let at = field(&reply, "cursor.atClusterTime").expect("the moment that was read");
+    peer.good(&doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0 }], "$db": "db" }).await;
+    let again =
+        doc! { "find": "c", "readConcern": { "level": "snapshot", "atClusterTime": at }, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&again).await).1.len(), 5);
+    let old = rockdove_documents::Timestamp { time: 1, increment: 1 };
+    let unknown =
+        doc! { "find": "c", "readConcern": { "level": "snapshot", "atClusterTime": old }, "$db": "db" };
+    assert_eq!(peer.code(&unknown).await, 239);
 }

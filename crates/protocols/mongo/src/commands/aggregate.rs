@@ -1,7 +1,7 @@
 //! `aggregate`: pipelines over collections, views, and what the server knows of itself.
 
 use super::cursor::{self, Opening, Reader, off_thread};
-use super::find::is_heavy;
+use super::find::{is_heavy, unlimited};
 use super::query::{self, Parsing};
 use super::{Flow, Spec, change_stream, explain, server, sink, statistics};
 use crate::concern::WriteConcern;
@@ -72,8 +72,15 @@ async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
         cursor::open(opening, cursor::Source::ready(Vec::new()), reply)?;
         return Ok(Flow::Done);
     }
+    let again = if is_repeatable(stages) { prepared.unlimited() } else { None };
     let heavy = prepared.heavy;
-    let make = move || Ok(Reader::new(prepared.run()?, None, heavy));
+    let make = move || {
+        let reader = Reader::new(prepared.run()?, None, heavy);
+        Ok(match again {
+            Some(again) => reader.limited(Box::new(move |delivered| again.run_behind(delivered))),
+            None => reader,
+        })
+    };
     cursor::open_with(opening, heavy, make, reply).await?;
     Ok(Flow::Done)
 }
@@ -159,7 +166,34 @@ fn prepare(
     Ok(Prepared { pipeline, done, input, environment, parsing, state, heavy })
 }
 
+/// Whether the same stages over the same documents give the same results in the same order.
+fn is_repeatable(stages: RawDoc<'_>) -> bool {
+    const RANDOM: [&[u8]; 3] = [b"$sample", b"$rand", b"$$NOW"];
+    let bytes = stages.bytes();
+    !RANDOM.iter().any(|name| bytes.windows(name.len()).any(|part| part == *name))
+}
+
 impl Prepared {
+    /// The same without the time limit that the first batch has, if it has one.
+    fn unlimited(&self) -> Option<Prepared> {
+        let Input::Collection(find) = &self.input else { return None };
+        find.deadline.map(|_| Prepared {
+            pipeline: self.pipeline.clone(),
+            done: self.done,
+            input: Input::Collection(Box::new(unlimited(find))),
+            environment: self.environment.clone(),
+            parsing: self.parsing.clone(),
+            state: self.state.clone(),
+            heavy: self.heavy,
+        })
+    }
+
+    /// What follows the first `delivered` results.
+    fn run_behind(self, delivered: u64) -> Result<Docs> {
+        let skipped = usize::try_from(delivered).unwrap_or(usize::MAX);
+        Ok(Box::new(self.run()?.skip(skipped)))
+    }
+
     fn run(self) -> Result<Docs> {
         let input: Docs = match self.input {
             Input::Collection(find) => Box::new(rockdove_engine::find_in(&self.state, *find)?),

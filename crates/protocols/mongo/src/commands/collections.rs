@@ -8,6 +8,7 @@ use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
 use rockdove_engine::{Collection, Definition, DefinitionReply, Namespace};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The commands of this family.
@@ -185,7 +186,9 @@ fn list_databases(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     let state = call.shared.engine.snapshot();
     let mut total = 0;
     reply.start_array("databases");
-    for name in state.databases() {
+    let own = ["admin", "config", "local"].map(String::from); // always there, as clients expect
+    let names: BTreeSet<String> = state.databases().into_iter().chain(own).collect();
+    for name in names {
         let bytes: u64 = state.in_database(&name).map(|collection| collection.bytes()).sum();
         let empty = state.in_database(&name).all(|collection| collection.is_empty());
         let mut database = DocBuilder::new();

@@ -48,7 +48,14 @@ pub struct Reader {
     left: Option<u64>,
     /// Whether reading a batch may take long.
     heavy: bool,
+    /// How many documents were delivered.
+    delivered: u64,
+    /// Reads the same documents again without the time limit of the first batch.
+    again: Option<Again>,
 }
+
+/// Starts reading anew behind so many documents.
+pub type Again = Box<dyn FnOnce(u64) -> Result<Documents> + Send>;
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,11 +78,29 @@ impl Source {
 impl Reader {
     /// A reader of `documents`, of which there are at most `left`; `heavy` if reading may take long.
     pub fn new(documents: Documents, left: Option<u64>, heavy: bool) -> Reader {
-        Reader { documents, held: None, left, heavy }
+        Reader { documents, held: None, left, heavy, delivered: 0, again: None }
+    }
+
+    /// The same reader with a time limit that ends with the first batch: a client may ask for the next one
+    /// long after. Later batches go on from what `again` reads in the same snapshot.
+    pub fn limited(self, again: Again) -> Reader {
+        Reader { again: Some(again), ..self }
     }
 
     /// Reads a batch; whether the documents are at their end.
-    fn read(&mut self, limit: BatchLimit) -> rockdove_documents::Result<(Vec<Doc>, bool)> {
+    fn read(&mut self, limit: BatchLimit) -> Result<(Vec<Doc>, bool)> {
+        if self.delivered > 0
+            && let Some(again) = self.again.take()
+        {
+            self.documents = again(self.delivered)?;
+            self.held = None;
+        }
+        let (batch, ended) = self.read_on(limit)?;
+        self.delivered += batch.len() as u64;
+        Ok((batch, ended))
+    }
+
+    fn read_on(&mut self, limit: BatchLimit) -> Result<(Vec<Doc>, bool)> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         loop {
             if self.left == Some(0) {

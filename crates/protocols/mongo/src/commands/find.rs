@@ -47,9 +47,37 @@ async fn find(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     }
     let heavy = is_heavy(&state, &find);
     let left = (limit > 0).then_some(limit);
-    let make = move || Ok(Reader::new(Box::new(rockdove_engine::find_in(&state, find)?), left, heavy));
+    let make = move || {
+        let later = find.deadline.is_some().then(|| (state.clone(), unlimited(&find)));
+        let reader = Reader::new(Box::new(rockdove_engine::find_in(&state, find)?), left, heavy);
+        Ok(match later {
+            Some((state, find)) => reader.limited(Box::new(move |delivered| behind(&state, find, delivered))),
+            None => reader,
+        })
+    };
     cursor::open_with(opening, heavy, make, reply).await?;
     Ok(Flow::Done)
+}
+
+/// The same query without a time limit.
+pub fn unlimited(find: &Find) -> Find {
+    Find {
+        ns: find.ns.clone(),
+        filter: find.filter.clone(),
+        sort: find.sort.clone(),
+        projection: find.projection.clone(),
+        skip: find.skip,
+        limit: find.limit,
+        hint: find.hint.clone(),
+        deadline: None,
+    }
+}
+
+/// What follows the first `delivered` documents of a query.
+fn behind(state: &State, find: Find, delivered: u64) -> Result<cursor::Documents> {
+    let limit = if find.limit > 0 { find.limit.saturating_sub(delivered).max(1) } else { 0 };
+    let find = Find { skip: find.skip.saturating_add(delivered), limit, ..find };
+    Ok(Box::new(rockdove_engine::find_in(state, find)?))
 }
 
 /// `limit` and whether one batch is all: a negative limit is refused, as the manual has it.

@@ -21,7 +21,7 @@ async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow
     let command = parse(call, &fields)?;
     let removes = matches!(command.action, Modify::Remove);
     if command.retry.is_some() {
-        before_retryable(call)?;
+        before_retryable(call, 1)?;
     }
     let done = call.shared.engine.find_and_modify(command).await?;
     call.durable().await?;

@@ -160,15 +160,17 @@ pub fn waits_for_news(request: &Request) -> bool {
     find(name).is_some_and(|spec| spec.has(Spec::WAITS))
 }
 
-/// Whether a command opens or reads a change stream, which decides the labels of its errors.
-pub fn concerns_change_stream(spec: &Spec, body: &Body, shared: &Shared) -> bool {
-    let command = body.command.raw();
-    match spec.name {
-        "aggregate" => change_stream::is_change_stream(command),
-        "getMore" => match command.get("getMore") {
-            Some(Value::Int64(id)) => shared.cursors.binding(id).is_some_and(|binding| binding.change_stream),
-            _ => false,
-        },
+/// Whether a command opens a change stream, which decides the labels of its errors.
+pub fn opens_change_stream(spec: &Spec, body: &Body) -> bool {
+    spec.name == "aggregate" && change_stream::is_change_stream(body.command.raw())
+}
+
+/// Whether a command reads a change stream. Errors that come before its cursor is known are not about it.
+pub fn reads_change_stream(spec: &Spec, body: &Body, shared: &Shared) -> bool {
+    match body.command.get("getMore") {
+        Some(Value::Int64(id)) if spec.name == "getMore" => {
+            shared.cursors.binding(id).is_some_and(|binding| binding.change_stream)
+        }
         _ => false,
     }
 }

@@ -257,7 +257,7 @@ async fn carry_out(call: &Call<'_>, write: Write) -> Result<WriteReply> {
         return Ok(WriteReply { results: Vec::new(), retried: Vec::new(), at: call.shared.operation_time() });
     }
     if write.retry.is_some() {
-        before_retryable(call)?;
+        before_retryable(call, write.statements.len())?;
     }
     let reply = call.shared.engine.write(write).await?;
     call.durable().await?;
@@ -265,8 +265,8 @@ async fn carry_out(call: &Call<'_>, write: Write) -> Result<WriteReply> {
 }
 
 /// A fail point may strike before a retryable write.
-pub fn before_retryable(call: &Call<'_>) -> Result<()> {
-    call.shared.fail_points.before_retryable_write().map_or(Ok(()), Err)
+pub fn before_retryable(call: &Call<'_>, statements: usize) -> Result<()> {
+    call.shared.fail_points.before_retryable_write(statements).map_or(Ok(()), Err)
 }
 
 /// A fail point may strike after a retryable write that was really carried out.
