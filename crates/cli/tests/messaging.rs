@@ -57,9 +57,8 @@ impl Server {
     }
 
     fn run(&self, args: &[&str]) -> Output {
-        let mut child = Process(
-            self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(),
-        );
+        let mut child =
+            Process(self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
         let start = Instant::now();
         while child.0.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < LIMIT, "too late: {args:?}");
@@ -75,7 +74,9 @@ impl Server {
         let mut child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let (sender, lines) = mpsc::channel();
         let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
+        });
         (Process(child), lines)
     }
 
@@ -119,7 +120,8 @@ fn commands_send_print_ask_and_answer() {
         let message: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!((&message["_id"]["$oid"], &message["map_value"]["n"]), (&id.into(), &1.into()));
     }
-    let (_replier, _) = server.start_lines(&["reply", "double", "--exec", "sh", "-c", "echo $(($(cat) * 2))"]);
+    let (_replier, _) =
+        server.start_lines(&["reply", "double", "--exec", "sh", "-c", "echo $(($(cat) * 2))"]);
     let answer = server.run(&["request", "double", "21", "--timeout", "30s", "--exclusive"]);
     assert_eq!((answer.status.code(), text(&answer).trim_end().rsplit('\t').next()), (Some(0), Some("42")));
 }
@@ -192,7 +194,8 @@ async fn a_killed_participant_loses_and_repeats_nothing() {
     second.kill();
     let (_again, again_lines) = subscribe("second");
     let sender = feeding.await.unwrap();
-    eventually("all marked", async || sender.pending().await.unwrap() == 0).await;
+    let observer = Bus::builder(&server.uri).send_only().connect().await.unwrap();
+    eventually("all marked", async || observer.pending().await.unwrap() == 0).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     for channel in [&first_lines, &second_lines, &again_lines] {
         lines.extend(channel.try_iter());

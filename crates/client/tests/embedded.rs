@@ -92,7 +92,7 @@ async fn exclusive_messages_are_processed_once_whatever_fails() {
     };
     sender.send_many((0..all).map(message).collect()).await.unwrap();
     eventually("all done", async || done.lock().len() >= all).await;
-    eventually("all removed", async || sender.pending().await.unwrap() == 0).await;
+    eventually("all removed", async || nodes[0].pending().await.unwrap() == 0).await;
     let mut values = done.lock().clone();
     values.sort_unstable();
     values.dedup();
