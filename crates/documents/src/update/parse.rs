@@ -258,6 +258,10 @@ impl Parser<'_> {
         if path.is_empty() {
             return Err(Error::new(code::EMPTY_FIELD_NAME, "An empty update path is not valid."));
         }
+        // The new name of `$rename` is a value, which unlike a field's name can hold anything.
+        if path.contains('\0') {
+            return Err(Error::bad_value("An update path cannot contain a null byte."));
+        }
         for (index, part) in path.split('.').enumerate() {
             if part.is_empty() {
                 return Err(Error::new(

@@ -92,6 +92,7 @@ fn dates_and_renames() {
     check_fails(doc! { "a": [1], "_id": 1 }, doc! { "$rename": { "a.0": "b" } }, 2, "array element, 'a.0'");
     check_fails(doc! {}, doc! { "$rename": { "a": "a.b" } }, 2, "same path");
     check_fails(doc! {}, doc! { "$rename": { "a": "a" } }, 2, "must differ");
+    check_fails(doc! { "a": 1 }, doc! { "$rename": { "a": "b\0c" } }, 2, "null byte");
 }
 
 #[test]
