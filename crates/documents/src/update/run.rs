@@ -101,27 +101,33 @@ impl<'a> Run<'a> {
         let fields = self.resolved(fields)?;
         let body = body(doc);
         let mut seen: SmallVec<[bool; 24]> = SmallVec::from_elem(false, fields.children.len());
+        let mut left = fields.children.len();
         let (mut copied, mut at, mut count) = (0, 0, 0);
         while let Some((element, rest)) = step(&body[at..]) {
             if fields.truncate.is_some_and(|limit| count >= limit) {
                 break;
             }
             let end = body.len() - rest.len();
-            let child = if array { at_position(&fields, count) } else { fields.children.get(element.key()) };
+            let child = if array { at_position(&fields, count) } else { named(&fields, &element) };
             if let Some(child) = child.filter(|child| !seen[child.ordinal]) {
                 seen[child.ordinal] = true;
+                left -= 1;
                 self.out.append_run(&body[copied..at]);
                 self.visit(&child.node, element, &body[at..end], array)?;
                 copied = end;
             }
             at = end;
             count += 1;
+            if left == 0 && fields.truncate.is_none() {
+                at = body.len(); // the rest stays as it is
+                break;
+            }
         }
         self.out.append_run(&body[copied..at]);
         if at < body.len() {
             self.truncated.push((self.container_path(), count as i32));
         }
-        if seen.contains(&false) {
+        if left > 0 {
             self.add_missing(&fields, &seen, array.then_some(count), doc)?;
         }
         Ok(())
@@ -354,6 +360,17 @@ impl<'a> Run<'a> {
 fn body(doc: RawDoc<'_>) -> &[u8] {
     let bytes = doc.bytes();
     bytes.get(4..bytes.len().saturating_sub(1)).unwrap_or_default()
+}
+
+/// The changes of a document's field.
+fn named<'f>(fields: &'f Fields, element: &Element<'_>) -> Option<&'f Child> {
+    match fields.children.first_key_value() {
+        // Most updates change one field.
+        Some((name, child)) if fields.children.len() == 1 => {
+            (name.as_bytes() == element.key_bytes()).then_some(child)
+        }
+        _ => fields.children.get(element.key()),
+    }
 }
 
 /// The changes of an array's element.

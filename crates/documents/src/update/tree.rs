@@ -10,6 +10,7 @@ use super::op::Op;
 use super::run::Scope;
 use crate::path::array_index;
 use crate::{Error, MAX_DEPTH, Result, code};
+use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -131,8 +132,8 @@ impl Fields {
 }
 
 /// A path's components, as many as documents may nest.
-fn split(path: &str) -> Result<Vec<&str>> {
-    let parts: Vec<&str> = path.split('.').collect();
+fn split(path: &str) -> Result<SmallVec<[&str; 4]>> {
+    let parts: SmallVec<[&str; 4]> = path.split('.').collect();
     if parts.len() > MAX_DEPTH {
         let text = format!("An update path is nested deeper than {MAX_DEPTH} levels");
         return Err(Error::new(code::OVERFLOW, text));

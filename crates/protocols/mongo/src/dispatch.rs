@@ -177,7 +177,7 @@ async fn run(
     let command = body.command.raw();
     let name = command.iter().next().map_or("", |first| first.key());
     let spec = commands::find(name)
-        .filter(|spec| !spec.has(Spec::POPPYDB) || shared.identity.poppydb)
+        .filter(|spec| spec.exists(&shared.identity))
         .ok_or_else(|| Failure::new(code::COMMAND_NOT_FOUND, format!("no such command: '{name}'")))?;
     if request.is_query && !spec.has(Spec::HANDSHAKE) {
         let message =
@@ -198,6 +198,9 @@ async fn run(
     };
     if let Some(id) = session.session {
         shared.sessions.touch(id, Instant::now())?;
+    }
+    if let (true, Some(Value::Document(metadata))) = (spec.has(Spec::HANDSHAKE), command.get("client")) {
+        client.introduce(metadata); // before fail points, which may ask for the application's name
     }
     let fault = fail(shared, client, spec, body, database).await?;
     circumstances.change_stream |= commands::reads_change_stream(spec, body, shared);
@@ -448,7 +451,7 @@ fn append_write_concern(
     }
 }
 
-/// The write concern error that a fail point chose, with its name filled in.
+/// The write concern error that a fail point chose, as it was given.
 fn append_chosen_error(
     reply: &mut DocBuilder,
     error: &Doc,
@@ -459,10 +462,6 @@ fn append_chosen_error(
     reply.start_document("writeConcernError");
     for element in error.raw().iter().filter(|element| element.key() != "errorLabels") {
         reply.append_element(element);
-    }
-    if error.get("codeName").is_none() {
-        let named = rockdove_documents::Error::new(errors::code_of(number), "");
-        reply.append("codeName", named.code_name());
     }
     reply.end();
     let labels: Vec<Cow<'_, str>> = match labels {

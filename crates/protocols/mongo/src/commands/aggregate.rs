@@ -143,6 +143,15 @@ fn prepare(
     };
     let collectionless = ns.collection().starts_with("$cmd");
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
+    if let Some((name, _)) = pipeline.source()
+        && call.command().get("apiStrict") == Some(Value::Bool(true))
+    {
+        let code = Code { number: 323, name: "APIStrictError" };
+        return Err(Failure::new(
+            code,
+            format!("stage {name} is not allowed with 'apiStrict: true' in API Version 1"),
+        ));
+    }
     let made = match pipeline.source() {
         Some((name, spec)) => Some(made(call, &state, &ns, name, spec)?),
         None if pipeline.is_self_sourced() => Some(Vec::new()),

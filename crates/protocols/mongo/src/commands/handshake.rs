@@ -6,7 +6,7 @@ use crate::errors::Result;
 use crate::hello::{self, Awaiting, DOCUMENT_BYTES_MAX, Moment};
 use crate::shared::now_ms;
 use crate::topology::Role;
-use rockdove_documents::{DocBuilder, Value};
+use rockdove_documents::DocBuilder;
 use std::time::Duration;
 
 /// The commands of this family.
@@ -18,15 +18,11 @@ pub const COMMANDS: &[Spec] = &[
     Spec::now("whatsmyuri", Spec::OPEN, whatsmyuri),
     Spec::now("connectionStatus", Spec::OPEN, connection_status),
     Spec::now("listCommands", 0, list_commands),
-    Spec::now("logout", Spec::OPEN, |_, _| Ok(())),
 ];
 
 fn hello<'c>(call: &'c Call<'_>, reply: &'c mut DocBuilder) -> LaterIn<'c> {
     Box::pin(async move {
         let command = call.command();
-        if let Some(Value::Document(metadata)) = command.get("client") {
-            call.client.introduce(metadata);
-        }
         let awaiting = Awaiting::parse(command)?;
         if let Some(awaiting) = awaiting {
             wait_for_change(call, awaiting).await?;
@@ -101,7 +97,7 @@ fn connection_status(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
 
 fn list_commands(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     reply.start_document("commands");
-    for spec in super::all().filter(|spec| !spec.has(Spec::POPPYDB) || call.shared.identity.poppydb) {
+    for spec in super::all().filter(|spec| spec.exists(&call.shared.identity)) {
         reply.start_document(spec.name);
         reply.append("requiresAuth", !spec.has(Spec::OPEN)).append("adminOnly", spec.has(Spec::ADMIN));
         reply.append("secondaryOk", !spec.has(Spec::WRITE));

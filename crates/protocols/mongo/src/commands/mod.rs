@@ -7,6 +7,7 @@ use crate::codec::{Body, Request};
 use crate::dispatch::{Call, More};
 use crate::errors::Result;
 use crate::shared::{Counters, Shared};
+use crate::topology::Identity;
 use foldhash::HashMap;
 use rockdove_documents::{DocBuilder, Value};
 use std::pin::Pin;
@@ -31,6 +32,7 @@ pub mod sink;
 pub mod statistics;
 pub mod tail;
 pub mod testing;
+pub mod users;
 pub mod write;
 
 /// Whether a request is done with its answer.
@@ -88,6 +90,13 @@ impl Spec {
     pub const ENDS_TRANSACTION: u32 = 1 << 9;
     /// Exists in the PoppyDB personality only.
     pub const POPPYDB: u32 = 1 << 10;
+    /// Exists only where test commands are allowed.
+    pub const TEST: u32 = 1 << 11;
+
+    /// Whether it exists on a server that presents itself so.
+    pub fn exists(&self, identity: &Identity) -> bool {
+        (identity.poppydb || !self.has(Spec::POPPYDB)) && (identity.test_commands || !self.has(Spec::TEST))
+    }
 
     /// Whether it has this property.
     pub fn has(&self, flag: u32) -> bool {
@@ -119,7 +128,7 @@ impl Spec {
 }
 
 /// All commands, by family.
-static FAMILIES: [&[Spec]; 16] = [
+static FAMILIES: [&[Spec]; 17] = [
     handshake::COMMANDS,
     sessions::COMMANDS,
     write::COMMANDS,
@@ -136,6 +145,7 @@ static FAMILIES: [&[Spec]; 16] = [
     replication::COMMANDS,
     testing::COMMANDS,
     messaging::COMMANDS,
+    users::COMMANDS,
 ];
 
 static BY_NAME: LazyLock<HashMap<&'static str, &'static Spec>> = LazyLock::new(|| {

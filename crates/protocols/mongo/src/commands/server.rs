@@ -19,7 +19,6 @@ pub const COMMANDS: &[Spec] = &[
     Spec::now("getDefaultRWConcern", Spec::ADMIN, default_concern),
     Spec::now("profile", 0, profile),
     Spec::now("features", 0, features),
-    Spec::now("usersInfo", 0, users_info),
     Spec::later("fsync", Spec::ADMIN, fsync),
     Spec::now("shutdown", Spec::ADMIN, shutdown),
 ];
@@ -265,12 +264,6 @@ fn profile(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
         Some(1 | 2) => Err(Failure::new(code::COMMAND_NOT_SUPPORTED, "the profiler is not supported")),
         _ => Err(Error::bad_value("'profile' must be -1, 0, 1 or 2").into()),
     }
-}
-
-/// There are no users.
-fn users_info(_: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
-    reply.start_array("users").end();
-    Ok(())
 }
 
 fn features(_: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
