@@ -31,10 +31,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use waiting::{Reason, Waiting};
 
-/// How long a broadcast is remembered, so that this instance never sees it twice.
-const BROADCAST_MEMORY: Duration = Duration::from_secs(30 * 60);
-/// Most broadcasts remembered; about 60 bytes each.
-const BROADCASTS_MAX: usize = 100_000;
+/// How long a processed message is remembered, so that this instance never delivers a broadcast twice.
+const MEMORY: Duration = Duration::from_secs(30 * 60);
+/// Most broadcasts, and most exclusive messages, remembered; about 100 bytes each.
+const RECENT_MAX: usize = 100_000;
 /// Stream events remembered against duplicates after a resume.
 const SEEN_MAX: usize = 1000;
 /// Most messages that wait for their next try; each is an id in every poll.
@@ -76,6 +76,8 @@ pub(crate) enum Outcome {
     Done,
     /// A broadcast this instance has had.
     Delivered,
+    /// An exclusive message this instance has processed; it may be requeued and come again.
+    Processed,
     /// A broadcast whose listener failed: it has had its chance, but it carries no mark.
     Failed,
     /// Nobody listens to it here (any more), or it is past its life; looked at again later.
@@ -130,6 +132,7 @@ pub(crate) struct LaneCore {
     completed: u64,
     seen: Seen,
     broadcasts: Recent,
+    exclusives: Recent,
     waiting: Waiting,
     polls: Polls,
 }
@@ -144,7 +147,8 @@ impl LaneCore {
             running: 0,
             completed: 0,
             seen: Seen::new(SEEN_MAX),
-            broadcasts: Recent::new(BROADCASTS_MAX, BROADCAST_MEMORY),
+            broadcasts: Recent::new(RECENT_MAX, MEMORY),
+            exclusives: Recent::new(RECENT_MAX, MEMORY),
             waiting: Waiting::new(WAITING_MAX),
             polls: Polls::new(timing, now),
         }
@@ -202,11 +206,15 @@ impl LaneCore {
                 self.waiting.remove(id);
                 self.broadcasts.insert(id, now);
             }
+            Outcome::Processed => {
+                self.waiting.remove(id);
+                self.exclusives.insert(id, now);
+            }
             Outcome::Failed => {
                 self.broadcasts.insert(id, now);
-                self.waiting.park(id, Reason::Parked, now + BROADCAST_MEMORY);
+                self.waiting.park(id, Reason::Parked, now + MEMORY);
             }
-            Outcome::Poison => self.waiting.park(id, Reason::Parked, now + BROADCAST_MEMORY),
+            Outcome::Poison => self.waiting.park(id, Reason::Parked, now + MEMORY),
             Outcome::Unlistened => self.waiting.park(id, Reason::Unlistened, now + fallback),
             Outcome::Reoffer => self.waiting.back_off(id, Reason::Own, fallback, fallback * 8, now),
             Outcome::Retry => self.waiting.back_off(id, Reason::Own, RETRY_FIRST, RETRY_LONGEST, now),
@@ -219,7 +227,7 @@ impl LaneCore {
             }
             Outcome::Paused => self.waiting.remove(id),
         }
-        if !matches!(outcome, Outcome::Done | Outcome::Delivered | Outcome::Failed) {
+        if !matches!(outcome, Outcome::Done | Outcome::Delivered | Outcome::Processed | Outcome::Failed) {
             self.seen.forget(id); // it is to come again
         }
     }
@@ -249,6 +257,11 @@ impl LaneCore {
         self.polls.urge();
     }
 
+    /// Whether this instance processed the exclusive message `id` a while ago.
+    pub(crate) fn was_processed(&self, id: &MessageId, now: Instant) -> bool {
+        self.exclusives.contains(id, now)
+    }
+
     /// Asks for a poll at once: a cursor was established, a topic was added or unpaused.
     pub(crate) fn urge_poll(&mut self) {
         self.waiting.remove_all(Reason::Unlistened);
@@ -266,6 +279,7 @@ impl LaneCore {
         self.polls.begin(now);
         self.waiting.purge(now);
         self.broadcasts.purge(now);
+        self.exclusives.purge(now);
         let busy = self.queued.keys().chain(self.in_progress.keys());
         let skip = busy.chain(self.waiting.not_due(now)).cloned().collect();
         (skip, self.limits.window)
@@ -282,7 +296,7 @@ impl LaneCore {
         let mut missed = false;
         for element in found {
             if self.broadcasts.contains(&element.id, now) {
-                self.waiting.park(&element.id, Reason::Parked, now + BROADCAST_MEMORY);
+                self.waiting.park(&element.id, Reason::Parked, now + MEMORY);
             } else if !self.is_known(&element.id, now) {
                 missed |= announced(&element) && !self.waiting.is_listed(&element.id);
                 self.enqueue(element);

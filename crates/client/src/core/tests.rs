@@ -74,7 +74,7 @@ fn events_and_polls_never_duplicate() {
     assert_eq!(lane.offer(1), Offer::Known, "resume overlap");
     lane.poll(vec![element(1, 0)]);
     assert_eq!(lane.next(), None, "remembered although unmarked");
-    lane.now += BROADCAST_MEMORY;
+    lane.now += MEMORY;
     lane.poll(vec![element(1, 0)]);
     assert_eq!(lane.next(), Some(id(1)));
 }
@@ -174,6 +174,21 @@ fn a_requeue_by_others_is_polled_at_once() {
     lane.now += 10 * MS;
     lane.core.requeued(Some(&id(1)), lane.now);
     assert_ne!(lane.wait(), Duration::ZERO, "a broadcast we have had");
+}
+
+#[test]
+fn processed_exclusive_messages_are_remembered_but_may_come_again() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.offer(1);
+    lane.next();
+    lane.finish(1, Outcome::Processed);
+    assert!(lane.core.was_processed(&id(1), lane.now) && !lane.core.was_processed(&id(2), lane.now));
+    assert_eq!(lane.offer(1), Offer::Known, "resume overlap");
+    lane.now += 10 * MS;
+    lane.core.requeued(Some(&id(1)), lane.now);
+    assert_eq!(lane.wait(), Duration::ZERO);
+    lane.poll(vec![element(1, 0)]);
+    assert_eq!(lane.next(), Some(id(1)));
 }
 
 #[test]

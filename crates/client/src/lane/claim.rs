@@ -20,6 +20,7 @@ use crate::node::{CALL_RETRIES, now_ms};
 use bson::Document;
 use rockdove_messages::{Lock, Message, MessageId, filter, lock_expiry};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The result of trying to lock or claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +65,7 @@ impl Lane {
         let outcome = match heard {
             Heard::Accepted => {
                 self.remove_processed(message).await;
-                return Outcome::Done;
+                return Outcome::Processed;
             }
             Heard::Rejected(reject) => {
                 self.answer_rejection(message, &reject).await;
@@ -127,8 +128,7 @@ impl Lane {
         };
         match self.node.retry(CALL_RETRIES, update).await {
             Ok(updated) if updated.matched > 0 => Claim::Ours,
-            Ok(_) if tries > 1 => self.was_it_us(id).await,
-            Ok(_) => Claim::Over,
+            Ok(_) => self.was_it_us(id, tries).await,
             Err(error) if error.is_transient() => Claim::Failed,
             Err(_) => {
                 if self.repair(id).await {
@@ -140,10 +140,14 @@ impl Lane {
         }
     }
 
-    /// An earlier try may have taken effect although it reported an error.
-    async fn was_it_us(&self, id: &MessageId) -> Claim {
+    /// Nothing was unmarked any more. The mark is ours, and not from a run that is over, when an earlier try of this
+    /// call took effect although it reported an error; the driver may have made that try without telling.
+    async fn was_it_us(&self, id: &MessageId, tries: u32) -> Claim {
         match self.read(id).await {
-            Read::Found(message) if message.processed_by == [self.node.me.as_str()] => Claim::Ours,
+            Read::Found(message) if message.processed_by == [self.node.me.as_str()] => {
+                let over = tries == 1 && self.core.lock().was_processed(id, Instant::now());
+                if over { Claim::Over } else { Claim::Ours }
+            }
             Read::Found(_) | Read::Gone | Read::Poison => Claim::Over,
             Read::Failed => Claim::Failed,
         }
