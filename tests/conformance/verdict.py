@@ -87,7 +87,7 @@ def reasons(results, outcome):
     for result in results:
         for test, (got, message) in result.outcomes.items():
             if got == outcome:
-                groups[cause(re.sub(r"^Skipped: ", "", message))].append(test)
+                groups[cause(re.sub(r"^Skipped: |^Test\w+ (?=runOnRequirements)", "", message))].append(test)
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
