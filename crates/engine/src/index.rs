@@ -185,7 +185,7 @@ fn listed(spec: RawDoc<'_>, key: RawDoc<'_>, name: &str) -> Doc {
     let mut out = DocBuilder::new();
     out.append("v", 2).append("key", key).append("name", name);
     for element in spec {
-        if !matches!(element.key(), "v" | "key" | "name" | "ns" | "background") {
+        if !matches!(element.key(), "v" | "key" | "name" | "ns") {
             out.append_element(element);
         }
     }
