@@ -13,7 +13,7 @@ BASELINE = HERE / "baseline.txt"
 
 
 def known():
-    """[(part of an id, reason)] of tests that fail because of where they run."""
+    """[(part of an id, reason)] of tests that fail here whatever the server does."""
     lines = (HERE / "known.txt").read_text().splitlines()
     pairs = (line.split("|", 1) for line in lines if line.strip() and not line.startswith("#"))
     return [(part.strip(), reason.strip()) for part, reason in pairs]
@@ -87,7 +87,7 @@ def reasons(results, outcome):
     for result in results:
         for test, (got, message) in result.outcomes.items():
             if got == outcome:
-                groups[cause(re.sub(r"^Skipped: ", "", message))].append(test)
+                groups[cause(re.sub(r"^Skipped: |^Test\w+ (?=runOnRequirements)", "", message))].append(test)
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 

@@ -2,10 +2,11 @@
 
 * The server listens on a free loopback port and says so on its standard output; a server that does not say so
   in time, or ends first, is an error that carries what it wrote.
-* Only processes started here are ever signalled.
+* Only processes started here are ever signalled; they end with the suite that started them, however it ends.
 * Used by the conformance runner and by the end-to-end suites; needs nothing but Python itself.
 """
 
+import ctypes
 import os
 import re
 import signal
@@ -40,6 +41,12 @@ def binary() -> Path:
     return chosen[0].resolve()
 
 
+def end_with_parent():
+    """In the child: asks Linux to kill it when the suite goes, so that a killed suite leaves no server behind."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Server:
     """One `rockdove serve` process. `data=None` keeps everything in memory."""
 
@@ -63,7 +70,12 @@ class Server:
         """Starts the process and waits until it listens. Returns self, so that it can follow the constructor."""
         out = self.log.open("ab")
         self.process = subprocess.Popen(
-            self.command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, env=self.env
+            self.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            env=self.env,
+            preexec_fn=end_with_parent,
         )
         listening = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(self.process, out, listening), daemon=True)
