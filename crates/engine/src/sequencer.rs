@@ -589,7 +589,7 @@ mod tests {
             ack: Ack::Written,
             bypass_validation: false,
         };
-        running.requests.send(Request::Write(Box::new(write), to)).await.ok().expect("the sequencer runs");
+        running.requests.send(Request::Write(Box::new(write), to)).await.expect("the sequencer runs");
         tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap()
     }
 

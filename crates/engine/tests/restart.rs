@@ -163,7 +163,7 @@ async fn a_clock_set_back_keeps_times_growing() {
 async fn a_second_engine_on_the_same_folder_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(Options::stored_in(dir.path())).await;
-    let second = Engine::open(Options::stored_in(dir.path())).err().expect("the folder is in use");
+    let second = Engine::open(Options::stored_in(dir.path())).expect_err("the folder is in use");
     assert!(second.to_string().contains("in use"), "{second}");
     engine.close().await.unwrap();
 }
