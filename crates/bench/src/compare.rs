@@ -4,7 +4,7 @@ use crate::report::{Report, Target};
 use anyhow::{Context, Result};
 use bson::{Document, doc};
 use futures_util::StreamExt;
-use mongodb::options::{ClientOptions, ServerApi, ServerApiVersion};
+use mongodb::options::ClientOptions;
 use mongodb::{Client, Collection};
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,6 @@ impl Peer {
     async fn connect(uri: &str) -> Result<Peer> {
         let mut options = ClientOptions::parse(uri).await.with_context(|| format!("the URI {uri}"))?;
         options.max_pool_size = Some(4);
-        // With a declared API version the handshake is an OP_MSG hello, which PoppyDB answers; the older one it does not.
-        options.server_api = Some(ServerApi::builder().version(ServerApiVersion::V1).build());
         // Retryable writes are off for both: not every peer carries them out once.
         options.retry_writes = Some(false);
         let collection = Client::with_options(options)?.database("bench").collection("compare");
