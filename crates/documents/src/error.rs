@@ -130,7 +130,6 @@ pub mod code {
         INVALID_PIPELINE_OPERATOR = 168 "InvalidPipelineOperator";
         PRIMARY_STEPPED_DOWN = 189 "PrimarySteppedDown";
         INVALID_RESUME_TOKEN = 260 "InvalidResumeToken";
-        FAIL_POINT_SET_FAILED = 107 "LockFailed";
         CLOSE_CHANGE_STREAM = 222 "CloseChangeStream";
         TRANSACTION_TOO_OLD = 225 "TransactionTooOld";
         CURSOR_KILLED = 237 "CursorKilled";
