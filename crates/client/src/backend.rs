@@ -4,6 +4,7 @@
 //! its errors into [`BackendErrorKind`]: the library retries what is transient and nothing else.
 
 use bson::{Bson, Document};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rockdove_messages::MessageId;
 use std::error::Error;
@@ -205,6 +206,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// What there is to say about the connection, for status answers. No secrets.
     fn describe(&self) -> Document;
+
+    /// Gives up connections. A bus calls this at its end if it opened the back end itself; nothing follows.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        futures_util::future::ready(()).boxed()
+    }
 }
 
 /// Server errors that mean "not now": elections, step-downs, shutdowns, unreachable hosts.

@@ -252,6 +252,9 @@ impl Bus {
         }
         node.listeners.clear();
         node.lanes.write().clear();
+        if node.owns_backend {
+            node.backend.close().await;
+        }
         node.life.advance(Phase::Stopped);
     }
 
@@ -342,6 +345,7 @@ impl BusBuilder {
         }
         let names = Names::new(settings.layout, &settings.queue)?;
         let me = settings.sender_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let owns_backend = matches!(self.target, Target::Uri(_));
         let backend: Arc<dyn Backend> = match self.target {
             Target::Backend(backend) => backend,
             Target::Uri(uri) => {
@@ -349,7 +353,7 @@ impl BusBuilder {
                 Arc::new(backend.map_err(ConnectError::Address)?)
             }
         };
-        let node = Arc::new(Node::new(backend, settings, names, me, self.send_only));
+        let node = Arc::new(Node::new(backend, settings, names, me, (self.send_only, owns_backend)));
         if !node.send_only {
             start(&node).await?;
         }

@@ -26,6 +26,8 @@ pub const DEFAULT_DATABASE: &str = "rockdove";
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How much longer than `max_await` a stream reply may take before the connection counts as dead.
 const STREAM_GRACE: Duration = Duration::from_secs(10);
+/// How long closing may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Events per stream reply.
 const STREAM_BATCH: u32 = 100;
 
@@ -179,6 +181,12 @@ impl Backend for DriverBackend {
 
     fn describe(&self) -> Document {
         doc! { "backend": "mongodb driver", "database": self.database.name() }
+    }
+
+    /// Waits, for a while, until the driver has closed the cursors that were dropped.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        let client = self.database.client().clone();
+        tokio::time::timeout(CLOSE_LIMIT, client.shutdown().into_future()).map(drop).boxed()
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub me: String,
     pub host: String,
     pub send_only: bool,
+    /// The bus opened the back end, and closes it.
+    pub owns_backend: bool,
     pub life: Life,
     pub listeners: Listeners,
     pub waiters: Arc<Waiters>,
@@ -52,7 +54,7 @@ impl Node {
         settings: Settings,
         names: Names,
         me: String,
-        send_only: bool,
+        (send_only, owns_backend): (bool, bool),
     ) -> Self {
         Self {
             waiters: Arc::new(Waiters::new(settings.requests_max)),
@@ -62,6 +64,7 @@ impl Node {
             me,
             host: host_name(),
             send_only,
+            owns_backend,
             life: Life::new(),
             listeners: Listeners::default(),
             paused: Mutex::default(),

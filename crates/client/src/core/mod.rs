@@ -165,7 +165,7 @@ impl LaneCore {
             return Offer::Known;
         }
         if self.queue.len() >= 2 * self.limits.window {
-            self.polls.more_waits();
+            self.polls.overflow();
             return Offer::Full;
         }
         self.seen.insert(&element.id);

@@ -26,6 +26,8 @@ pub(super) struct Polls {
     urgent: bool,
     /// The last poll was full or an event found the queue full: poll as soon as there is room.
     more: bool,
+    /// Announced messages were dropped for want of room; polls still find them.
+    overflowed: bool,
     last_event: Instant,
     last_restart: Instant,
     missed: bool,
@@ -40,6 +42,7 @@ impl Polls {
             requested: false,
             urgent: true,
             more: false,
+            overflowed: false,
             last_event: now,
             last_restart: now,
             missed: false,
@@ -62,8 +65,10 @@ impl Polls {
         self.urgent = true;
     }
 
-    pub(super) fn more_waits(&mut self) {
+    /// An announced message found no room.
+    pub(super) fn overflow(&mut self) {
         self.more = true;
+        self.overflowed = true;
     }
 
     pub(super) fn event_arrived(&mut self, now: Instant) {
@@ -92,9 +97,11 @@ impl Polls {
         (self.requested, self.urgent, self.more) = (false, false, false);
     }
 
+    /// A poll ended: it may have left something behind, and it may have found what no event announced.
     pub(super) fn end(&mut self, full: bool, missed: bool) {
         self.more |= full;
-        self.missed |= missed;
+        self.missed |= missed && !self.overflowed;
+        self.overflowed &= full;
     }
 
     pub(super) fn is_stalled(&mut self, now: Instant) -> bool {

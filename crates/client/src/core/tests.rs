@@ -239,6 +239,23 @@ fn a_silent_stream_with_backlog_is_stalled_once() {
 }
 
 #[test]
+fn what_was_announced_without_room_is_no_sign_of_a_dead_stream() {
+    let mut lane = Lane::caught_up(1, 2);
+    assert_eq!((lane.offer(1), lane.offer(2), lane.offer(3)), (Offer::Queued, Offer::Queued, Offer::Full));
+    while let Some(next) = lane.core.next() {
+        lane.core.finish(&next.id, Outcome::Done, lane.now);
+    }
+    lane.now += TIMING.fallback * 2;
+    lane.poll(vec![element(3, 0)]);
+    assert!(!lane.core.is_stalled(lane.now));
+    lane.next();
+    lane.finish(3, Outcome::Done);
+    lane.poll(vec![]);
+    lane.poll(vec![element(4, 0)]);
+    assert!(lane.core.is_stalled(lane.now), "the backlog is gone, and this one was not announced");
+}
+
+#[test]
 fn finishing_what_is_not_in_progress_changes_nothing() {
     let mut lane = Lane::caught_up(10, 1);
     lane.finish(1, Outcome::Retry);
