@@ -5,9 +5,10 @@ use rockdove::{Bus, Message};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// No step waits longer than this.
@@ -32,22 +33,44 @@ impl Drop for Process {
 }
 
 struct Server {
-    _process: Process,
+    process: Process,
+    port: u16,
+    storage: Vec<String>,
     uri: String,
 }
 
 impl Server {
     fn start() -> Self {
+        Self::start_with(vec!["--memory".to_owned()])
+    }
+
+    fn stored_in(dir: &Path) -> Self {
+        Self::start_with(vec!["--data-dir".to_owned(), dir.display().to_string()])
+    }
+
+    fn start_with(storage: Vec<String>) -> Self {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let uri = format!("mongodb://127.0.0.1:{port}/shop?directConnection=true");
+        Self { process: Self::spawn(port, &storage), port, storage, uri }
+    }
+
+    fn spawn(port: u16, storage: &[String]) -> Process {
         let child = rockdove()
-            .args(["serve", "--memory", "--listen", &format!("127.0.0.1:{port}")])
+            .args(["serve", "--listen", &format!("127.0.0.1:{port}")])
+            .args(storage)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let process = Process(child);
         until("the server listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
-        Self { _process: process, uri: format!("mongodb://127.0.0.1:{port}/shop?directConnection=true") }
+        process
+    }
+
+    /// The server dies, and another takes its place.
+    fn kill_and_restart(&mut self) {
+        self.process.kill();
+        self.process = Self::spawn(self.port, &self.storage);
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -174,11 +197,10 @@ async fn the_library_works_over_the_wire() {
 /// one it had marked and not yet printed when it died may be missing: it is not tried again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_participant_loses_and_repeats_nothing() {
-    const MESSAGES: usize = 400;
+    const MESSAGES: usize = 200;
     let server = Server::start();
     let sender = server.bus("sender").await;
     let subscribe = |id| server.start_lines(&["sub", "work", "--sender-id", id]);
-    let (_first, first_lines) = subscribe("first");
     let (mut second, second_lines) = subscribe("second");
     let message = |n: usize| Message::new("work").value(n.to_string()).exclusive(true).never_expires();
     let feeding = tokio::spawn(async move {
@@ -192,6 +214,7 @@ async fn a_killed_participant_loses_and_repeats_nothing() {
         lines.push(second_lines.recv_timeout(LIMIT).unwrap());
     }
     second.kill();
+    let (_first, first_lines) = subscribe("first");
     let (_again, again_lines) = subscribe("second");
     let sender = feeding.await.unwrap();
     let observer = Bus::builder(&server.uri).send_only().connect().await.unwrap();
@@ -204,4 +227,46 @@ async fn a_killed_participant_loses_and_repeats_nothing() {
     assert_eq!(distinct.len(), lines.len(), "processed twice");
     assert!(lines.len() >= MESSAGES - 1, "{} of {MESSAGES}", lines.len());
     sender.shutdown().await;
+}
+
+/// The server dies in mid-work and comes back with what it stored. Senders, listeners and callers only wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_server_loses_and_repeats_nothing() {
+    const MESSAGES: usize = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::stored_in(dir.path());
+    let (sender, worker) = (server.bus("sender").await, server.bus("worker").await);
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let noted = heard.clone();
+    worker
+        .subscribe("work", move |message| {
+            noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
+            async { Ok(()) }
+        })
+        .await
+        .unwrap();
+    worker.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
+    worker.ready().await;
+    let feeding = tokio::spawn(async move {
+        for n in 0..MESSAGES {
+            let message = Message::new("work").value(n.to_string()).exclusive(n % 2 == 0).never_expires();
+            sender.publish(message).await.unwrap();
+        }
+        sender
+    });
+    let count = || heard.lock().unwrap().len();
+    for step in [50, 100] {
+        eventually("some heard", async || count() >= step).await;
+        server.kill_and_restart();
+    }
+    let sender = feeding.await.unwrap();
+    eventually("all heard", async || count() >= MESSAGES).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut values = heard.lock().unwrap().clone();
+    values.sort_unstable();
+    values.dedup();
+    assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
+    sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
+    sender.shutdown().await;
+    worker.shutdown().await;
 }
