@@ -1,7 +1,7 @@
 //! From a request to its answer: the checks that every command passes, in their order, and the reply's envelope.
 //!
-//! 1. the request could be read; 2. the command exists; 3. its database is named; 4. the server is not stopping;
-//! 5. the API version; 6. session and transaction number; 7. fail points; 8. the server's role;
+//! 1. the request could be read; 2. the command exists; 3. its database is named; 4. the API version;
+//! 5. session and transaction number; 6. the server is not stopping; 7. fail points; 8. the server's role;
 //! 9. read and write concern; 10. the command itself, within `maxTimeMS` and until it is killed.
 
 use crate::client::{Client, Operation};
@@ -185,9 +185,6 @@ async fn run(
         return Err(Failure::location(5_739_101, message));
     }
     let database = database(body, spec)?;
-    if shared.topology.state().role == Role::Stopping {
-        return Err(stopping(shared));
-    }
     check_api_version(command, spec)?;
     let session = SessionFields::parse(command, name, spec.has(Spec::RETRYABLE))?;
     *circumstances = Circumstances {
@@ -196,6 +193,11 @@ async fn run(
         ends_transaction: spec.has(Spec::ENDS_TRANSACTION),
         change_stream: commands::opens_change_stream(spec, body),
     };
+    if shared.topology.state().role == Role::Stopping {
+        // After the circumstances, because the labels are what makes drivers try again.
+        circumstances.change_stream |= commands::reads_change_stream(spec, body, shared);
+        return Err(stopping(shared));
+    }
     if let Some(id) = session.session {
         shared.sessions.touch(id, Instant::now())?;
     }

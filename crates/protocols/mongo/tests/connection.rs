@@ -2,7 +2,7 @@
 
 mod support;
 
-use rockdove_documents::{Value, doc};
+use rockdove_documents::{Owned, Value, doc};
 use rockdove_mongo::codec::{Compressor, Flags, encode_compressed, encode_msg, op_code};
 use std::time::Duration;
 use support::{Peer, cursor, number, server};
@@ -125,6 +125,34 @@ async fn hello_waits_for_a_change_and_the_end_is_told() {
     assert_eq!(number(&reply, "code"), 91);
     assert!(reply.get("topologyVersion").is_some());
     assert!(peer.receive().await.is_none());
+}
+
+#[tokio::test]
+async fn refusals_while_stopping_tell_drivers_to_try_again() {
+    let shared = server();
+    let (mut writer, mut reader, mut watcher) =
+        (Peer::connect(&shared), Peer::connect(&shared), Peer::connect(&shared));
+    let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    let cursor = cursor(&watcher.good(&watch).await).0;
+    for peer in [&mut writer, &mut reader] {
+        peer.good(&doc! { "ping": 1, "$db": "db" }).await;
+    }
+    shared.topology.stop();
+    let session = doc! { "id": Owned::Binary { subtype: 4, bytes: vec![1; 16].into() } };
+    let insert = doc! {
+        "insert": "c", "documents": [{}], "lsid": session, "txnNumber": 1i64, "$db": "db",
+    };
+    let more = doc! { "getMore": cursor, "collection": "c", "$db": "db" };
+    for (peer, command, label) in [
+        (&mut writer, insert, Some("RetryableWriteError")),
+        (&mut reader, doc! { "find": "c", "$db": "db" }, None),
+        (&mut watcher, more, Some("ResumableChangeStreamError")),
+    ] {
+        let reply = peer.run(&command).await;
+        assert_eq!(number(&reply, "code"), 91);
+        let labels = reply.get("errorLabels").and_then(|labels| labels.as_array()?.get("0"));
+        assert_eq!(labels.and_then(|label| label.as_str()), label, "{command:?}");
+    }
 }
 
 #[tokio::test]
