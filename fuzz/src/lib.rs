@@ -107,7 +107,11 @@ fn scalar(input: &mut Unstructured<'_>, words: Words) -> Result<Owned> {
         7 => Owned::DateTime(input.arbitrary()?),
         8 => Owned::ObjectId(ObjectId(input.arbitrary()?)),
         9 => Owned::Timestamp(Timestamp::from_bits(input.arbitrary()?)),
-        10 => Owned::Binary { subtype: input.arbitrary()?, bytes: input.arbitrary::<[u8; 16]>()?.to_vec().into() },
+        10 => {
+            // Subtype 2 has a length of its own inside.
+            let subtype = input.arbitrary::<u8>().map(|subtype| if subtype == 2 { 0 } else { subtype })?;
+            Owned::Binary { subtype, bytes: input.arbitrary::<[u8; 16]>()?.to_vec().into() }
+        }
         11 => Owned::Regex {
             pattern: (*input.choose(&["a", "^a", "(", "[ab]+$", "a{2}", ".*"])?).into(),
             options: (*input.choose(&["", "i", "x", "q"])?).into(),

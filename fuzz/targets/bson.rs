@@ -17,7 +17,10 @@ fuzz_target!(|data: &[u8]| {
     let Ok(doc) = Doc::new(data.to_vec().into()) else { return };
     walk(doc.raw());
     let _ = show(Value::Document(doc.raw()));
-    assert_eq!(compare::compare(Value::Document(doc.raw()), Value::Document(doc.raw())), std::cmp::Ordering::Equal);
+    assert_eq!(
+        compare::compare(Value::Document(doc.raw()), Value::Document(doc.raw())),
+        std::cmp::Ordering::Equal
+    );
     assert!(diff::diff(doc.raw(), doc.raw()).is_none_or(|changes| changes.is_empty()));
     let copy: Doc = {
         let mut out = rockdove_documents::DocBuilder::new();

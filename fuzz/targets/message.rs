@@ -8,10 +8,34 @@ use rockdove_messages::{Head, Lock, Message, Participant};
 
 const WORDS: Words = Words {
     outer: &[
-        "_id", "msgId", "class_name", "topic", "name", "msg", "value", "map_value", "additional", "sender",
-        "sender_host", "recipients", "recipient", "in_answer_to", "processed_by", "timestamp", "ttl", "delete_at",
-        "timing_out", "delete_after_processing", "delete_after_processing_time", "priority", "exclusive", "locked_by",
-        "lock_id", "version", "host", "implementation",
+        "_id",
+        "msgId",
+        "class_name",
+        "topic",
+        "name",
+        "msg",
+        "value",
+        "map_value",
+        "additional",
+        "sender",
+        "sender_host",
+        "recipients",
+        "recipient",
+        "in_answer_to",
+        "processed_by",
+        "timestamp",
+        "ttl",
+        "delete_at",
+        "timing_out",
+        "delete_after_processing",
+        "delete_after_processing_time",
+        "priority",
+        "exclusive",
+        "locked_by",
+        "lock_id",
+        "version",
+        "host",
+        "implementation",
     ],
     operators: &["class_name", "__value", "$date"],
     strings: &["", "a", "ALL", "de.caluga.morphium.messaging.Msg", "self"],
@@ -25,7 +49,8 @@ fn run(data: &[u8]) -> arbitrary::Result<()> {
     let _ = Participant::from_document(&read);
     if let Ok(message) = Message::from_document(read) {
         let again = Message::from_document(message.to_document()).expect("what is written can be read");
-        assert_eq!(again.to_document(), message.to_document());
+        // As text: two NaN are not equal.
+        assert_eq!(format!("{:?}", again.to_document()), format!("{:?}", message.to_document()));
     }
     Ok(())
 }

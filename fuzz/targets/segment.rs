@@ -21,7 +21,8 @@ fn files() -> &'static [(String, Vec<u8>)] {
     static FILES: OnceLock<Vec<(String, Vec<u8>)>> = OnceLock::new();
     FILES.get_or_init(|| {
         let disk = SimDisk::new(1);
-        let (journal, mut writer, _) = Journal::open_on(Arc::new(disk.clone()), options()).expect("an empty disk opens");
+        let (journal, mut writer, _) =
+            Journal::open_on(Arc::new(disk.clone()), options()).expect("an empty disk opens");
         for index in 1..=ENTRIES {
             let payload = payload(index);
             writer.append(&[&payload], 0).expect("there is space");

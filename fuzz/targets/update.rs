@@ -9,12 +9,43 @@ use rockdove_fuzz::{PLAIN, Words, array, document};
 
 const WORDS: Words = Words {
     outer: &[
-        "$set", "$unset", "$inc", "$mul", "$min", "$max", "$rename", "$setOnInsert", "$currentDate", "$addToSet",
-        "$pop", "$pull", "$push", "$pullAll", "$bit", "$replaceWith", "$project",
+        "$set",
+        "$unset",
+        "$inc",
+        "$mul",
+        "$min",
+        "$max",
+        "$rename",
+        "$setOnInsert",
+        "$currentDate",
+        "$addToSet",
+        "$pop",
+        "$pull",
+        "$push",
+        "$pullAll",
+        "$bit",
+        "$replaceWith",
+        "$project",
     ],
     operators: &[
-        "$each", "$position", "$slice", "$sort", "$and", "$or", "$xor", "$type", "$gt", "$in", "a.$", "a.$[]",
-        "a.$[x]", "a.$[x].b", "$elemMatch", "$add", "$concat", "$literal",
+        "$each",
+        "$position",
+        "$slice",
+        "$sort",
+        "$and",
+        "$or",
+        "$xor",
+        "$type",
+        "$gt",
+        "$in",
+        "a.$",
+        "a.$[]",
+        "a.$[x]",
+        "a.$[x].b",
+        "$elemMatch",
+        "$add",
+        "$concat",
+        "$literal",
     ],
     strings: &["", "a", "b", "date", "timestamp", "c.d"],
 };
@@ -33,7 +64,8 @@ fn run(data: &[u8]) -> arbitrary::Result<()> {
     let Ok(update) = Update::parse(update, filters, &UpdateOptions::default()) else { return Ok(()) };
     for is_insert in [false, true] {
         if let Ok(applied) = update.apply(old.raw(), Some(0), is_insert) {
-            check(applied.doc.bytes()).expect("an update makes a well-formed document");
+            let sound = check(applied.doc.bytes());
+            assert!(sound.is_ok(), "{sound:?}: {old:?} by {single:?} or {stages:?}");
             if let Some(changes) = diff::diff(old.raw(), applied.doc.raw()) {
                 let again = diff::apply(old.raw(), &changes).expect("a description can be carried out");
                 assert_eq!(again, applied.doc, "{old:?} {changes:?}");
