@@ -7,8 +7,8 @@ use crate::raw::{Raw, cursor, frame};
 use crate::report::{Report, Target};
 use anyhow::{Context, Result, ensure};
 use rockdove_documents::{Doc, DocBuilder, doc};
-use std::net::SocketAddr;
-use std::time::Instant;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
 
 /// Exchanges before the measurement, on each server and round (a JVM needs some).
 const WARM_UP: usize = 1500;
@@ -27,8 +27,8 @@ enum Exchange {
 }
 
 /// Measures `ours` against `theirs`; medians of the rounds' medians, as ratios.
-pub async fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
-    let (mut ours, mut theirs) = (Peer::connect(ours).await?, Peer::connect(theirs).await?);
+pub fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
+    let (mut ours, mut theirs) = (Peer::connect(ours)?, Peer::connect(theirs)?);
     let mut report = Report::default();
     for (name, exchange, limit) in [
         ("insert", Exchange::Insert, 0.5),
@@ -38,8 +38,8 @@ pub async fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Repor
     ] {
         let (mut own, mut other) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            own.push(ours.median(exchange, exchanges).await?);
-            other.push(theirs.median(exchange, exchanges).await?);
+            own.push(ours.median(exchange, exchanges)?);
+            other.push(theirs.median(exchange, exchanges)?);
         }
         let (own, other) = (middle(own), middle(other));
         report.add(format!("{name}: p50 ours"), own * 1e6, "us", Target::None);
@@ -58,12 +58,12 @@ struct Peer {
 }
 
 impl Peer {
-    async fn connect(uri: &str) -> Result<Peer> {
-        let address = address(uri).await?;
-        let mut connection = greet(address).await.with_context(|| format!("the server at {uri}"))?;
+    fn connect(uri: &str) -> Result<Peer> {
+        let address = address(uri)?;
+        let mut connection = greet(address).with_context(|| format!("the server at {uri}"))?;
         // A database that is not there may be an error, by the protocol; what must not stay is told by the inserts.
-        connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE })).await?;
-        connection.receive().await?;
+        connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE }))?;
+        connection.receive()?;
         Ok(Peer { address, connection, inserted: 0 })
     }
 
@@ -72,10 +72,10 @@ impl Peer {
         message(self.inserted)
     }
 
-    async fn median(&mut self, exchange: Exchange, exchanges: usize) -> Result<f64> {
+    fn median(&mut self, exchange: Exchange, exchanges: usize) -> Result<f64> {
         let mut times = Vec::with_capacity(exchanges);
         let mut stream = match exchange {
-            Exchange::Event => Some(Stream::open(self.address).await?),
+            Exchange::Event => Some(Stream::open(self.address)?),
             _ => None,
         };
         for n in 0..WARM_UP + exchanges {
@@ -83,23 +83,23 @@ impl Peer {
             let insert = insert(&document);
             let spent = match (exchange, &mut stream) {
                 (Exchange::Event, Some(stream)) => {
-                    stream.ask().await?;
+                    stream.ask()?;
                     let started = Instant::now();
-                    self.connection.send(&frame(&insert)).await?;
-                    stream.answer().await?;
+                    self.connection.send(&frame(&insert))?;
+                    stream.answer()?;
                     let spent = started.elapsed();
-                    self.connection.receive().await?;
+                    self.connection.receive()?;
                     self.connection.good()?;
                     spent
                 }
-                (Exchange::Insert, _) => self.timed(&insert).await?.0,
+                (Exchange::Insert, _) => self.timed(&insert)?.0,
                 (Exchange::Find, _) => {
-                    self.connection.run(&insert).await?;
+                    self.connection.run(&insert)?;
                     let find = doc! {
                         "find": COLLECTION, "filter": { "_id": document.get("_id") }, "limit": 1,
                         "singleBatch": true, "$db": DATABASE,
                     };
-                    let (spent, reply) = self.timed(&find).await?;
+                    let (spent, reply) = self.timed(&find)?;
                     // Not the whole document: not every peer keeps the order of fields.
                     let found = cursor(&reply)?.1;
                     let ids = found.iter().map(|found| found.get("_id"));
@@ -107,7 +107,7 @@ impl Peer {
                     spent
                 }
                 (Exchange::Update, _) => {
-                    self.connection.run(&insert).await?;
+                    self.connection.run(&insert)?;
                     let update = doc! {
                         "update": COLLECTION,
                         "updates": [{
@@ -116,7 +116,7 @@ impl Peer {
                         }],
                         "$db": DATABASE,
                     };
-                    let (spent, reply) = self.timed(&update).await?;
+                    let (spent, reply) = self.timed(&update)?;
                     ensure!(reply.get("nModified").and_then(|n| n.as_integer()) == Some(1), "{reply:?}");
                     spent
                 }
@@ -130,11 +130,11 @@ impl Peer {
     }
 
     /// Carries out a command; from its first byte sent to the last of the reply received.
-    async fn timed(&mut self, command: &Doc) -> Result<(std::time::Duration, Doc)> {
+    fn timed(&mut self, command: &Doc) -> Result<(Duration, Doc)> {
         let frame = frame(command);
         let started = Instant::now();
-        self.connection.send(&frame).await?;
-        self.connection.receive().await?;
+        self.connection.send(&frame)?;
+        self.connection.receive()?;
         let spent = started.elapsed();
         Ok((spent, self.connection.good()?))
     }
@@ -147,12 +147,12 @@ struct Stream {
 }
 
 impl Stream {
-    async fn open(address: SocketAddr) -> Result<Stream> {
-        let mut connection = greet(address).await?;
+    fn open(address: SocketAddr) -> Result<Stream> {
+        let mut connection = greet(address)?;
         let watch = doc! {
             "aggregate": COLLECTION, "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": DATABASE,
         };
-        let (id, _) = cursor(&connection.run(&watch).await?)?;
+        let (id, _) = cursor(&connection.run(&watch)?)?;
         let more = doc! {
             "getMore": id, "collection": COLLECTION, "maxTimeMS": 10_000i64, "$db": DATABASE,
         };
@@ -160,26 +160,26 @@ impl Stream {
     }
 
     /// Asks for the next events; the server answers when there are some.
-    async fn ask(&mut self) -> Result<()> {
-        self.connection.send(&self.more).await
+    fn ask(&mut self) -> Result<()> {
+        self.connection.send(&self.more)
     }
 
     /// Waits for them.
-    async fn answer(&mut self) -> Result<()> {
+    fn answer(&mut self) -> Result<()> {
         loop {
-            self.connection.receive().await?;
+            self.connection.receive()?;
             if !cursor(&self.connection.good()?)?.1.is_empty() {
                 return Ok(());
             }
-            self.ask().await?;
+            self.ask()?;
         }
     }
 }
 
 /// A connection after its handshake.
-async fn greet(address: SocketAddr) -> Result<Raw> {
-    let mut connection = Raw::connect(address).await?;
-    connection.run(&doc! { "hello": 1, "$db": "admin" }).await?;
+fn greet(address: SocketAddr) -> Result<Raw> {
+    let mut connection = Raw::connect(address)?;
+    connection.run(&doc! { "hello": 1, "$db": "admin" })?;
     Ok(connection)
 }
 
@@ -190,11 +190,11 @@ fn insert(document: &Doc) -> Doc {
 }
 
 /// The address of `HOST:PORT` or of the first host of a MongoDB connection string.
-async fn address(uri: &str) -> Result<SocketAddr> {
+fn address(uri: &str) -> Result<SocketAddr> {
     let hosts = uri.strip_prefix("mongodb://").unwrap_or(uri);
     let host = hosts.split(['/', ',', '?']).next().unwrap_or_default();
     let host = if host.contains(':') { host.to_owned() } else { format!("{host}:27017") };
-    let mut found = tokio::net::lookup_host(&host).await.with_context(|| format!("the host of {uri}"))?;
+    let mut found = host.to_socket_addrs().with_context(|| format!("the host of {uri}"))?;
     found.next().with_context(|| format!("{host} has no address"))
 }
 

@@ -1,13 +1,14 @@
-//! A client that costs next to nothing: one connection that speaks `OP_MSG`, one request at a time.
+//! A client that costs next to nothing: one connection that speaks `OP_MSG`, one request at a time, on the thread
+//! that calls it.
 //!
-//! What it measures is the server and the socket, not a driver; and it asks no more of a peer than the protocol.
+//! What it measures is the server and the socket, not a driver or a runtime; and it asks no more of a peer than the
+//! protocol.
 
 use anyhow::{Context, Result, bail, ensure};
 use rockdove_documents::{Doc, Value};
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 /// No reply takes longer than this, unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -26,29 +27,27 @@ pub struct Raw {
 
 impl Raw {
     /// Connects to `address`.
-    pub async fn connect(address: SocketAddr) -> Result<Raw> {
-        let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+    pub fn connect(address: SocketAddr) -> Result<Raw> {
+        let stream = TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
         stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_write_timeout(Some(LIMIT))?;
         Ok(Raw { stream, reply: Vec::new() })
     }
 
     /// Sends a frame.
-    pub async fn send(&mut self, frame: &[u8]) -> Result<()> {
-        Ok(self.stream.write_all(frame).await?)
+    pub fn send(&mut self, frame: &[u8]) -> Result<()> {
+        self.stream.write_all(frame).context("sending a request")
     }
 
     /// Receives a frame and keeps it.
-    pub async fn receive(&mut self) -> Result<()> {
-        let received = tokio::time::timeout(LIMIT, async {
-            let mut head = [0; 4];
-            self.stream.read_exact(&mut head).await?;
-            let length = u32::from_le_bytes(head) as usize;
-            ensure!((HEADER_BYTES..=MESSAGE_BYTES_MAX).contains(&length), "a frame of {length} bytes");
-            self.reply.resize(length - head.len(), 0);
-            self.stream.read_exact(&mut self.reply).await?;
-            Ok(())
-        });
-        received.await.with_context(|| format!("no reply in {LIMIT:?}"))?
+    pub fn receive(&mut self) -> Result<()> {
+        let mut head = [0; 4];
+        self.stream.read_exact(&mut head).context("waiting for a reply")?;
+        let length = u32::from_le_bytes(head) as usize;
+        ensure!((HEADER_BYTES..=MESSAGE_BYTES_MAX).contains(&length), "a frame of {length} bytes");
+        self.reply.resize(length - head.len(), 0);
+        self.stream.read_exact(&mut self.reply).context("reading a reply")
     }
 
     /// The document of the frame received last.
@@ -70,9 +69,9 @@ impl Raw {
     }
 
     /// Carries out a command that must succeed.
-    pub async fn run(&mut self, command: &Doc) -> Result<Doc> {
-        self.send(&frame(command)).await?;
-        self.receive().await?;
+    pub fn run(&mut self, command: &Doc) -> Result<Doc> {
+        self.send(&frame(command))?;
+        self.receive()?;
         self.good().with_context(|| format!("{command:?}"))
     }
 }

@@ -29,8 +29,8 @@ pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Repor
         let mut ratios = Vec::new();
         for round in 0..3u64 {
             let offset = round * 1_000_000;
-            let bare = median(echo, exchanges, |n| make(n + offset)).await?;
-            let ours = median(address, exchanges, |n| make(n + offset)).await?;
+            let bare = median(echo, exchanges, |n| make(n + offset))?;
+            let ours = median(address, exchanges, |n| make(n + offset))?;
             ratios.push(ours / bare);
         }
         ratios.sort_by(f64::total_cmp);
@@ -45,14 +45,14 @@ pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Repor
 }
 
 /// Median seconds of one exchange.
-async fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
-    let mut connection = Raw::connect(address).await?;
+fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
+    let mut connection = Raw::connect(address)?;
     let mut times = Vec::with_capacity(exchanges);
     for n in 0..WARM_UP + exchanges {
         let request = make(n as u64);
         let started = Instant::now();
-        connection.send(&request).await?;
-        connection.receive().await?;
+        connection.send(&request)?;
+        connection.receive()?;
         if n >= WARM_UP {
             times.push(started.elapsed().as_secs_f64());
         }

@@ -86,7 +86,7 @@ impl Bench {
                 report.extend(engine::inserts(stored).await?);
                 Ok(report)
             }
-            Kind::Compare { ours, theirs, exchanges } => compare::servers(&ours, &theirs, exchanges).await,
+            Kind::Compare { ours, theirs, exchanges } => compare::servers(&ours, &theirs, exchanges),
         }
     }
 }
