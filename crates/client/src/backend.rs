@@ -118,6 +118,15 @@ pub struct Updated {
     pub modified: u64,
 }
 
+/// What a change stream covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope<'a> {
+    /// One collection.
+    Collection(&'a str),
+    /// Every collection of the database.
+    Database,
+}
+
 /// A change stream to open.
 #[derive(Clone, Debug)]
 pub struct Watch {
@@ -140,6 +149,8 @@ pub enum Change {
     Delete,
     /// A lock was released; which one is unknown. Only some servers push this.
     LockReleased,
+    /// The collection was dropped.
+    Dropped,
     /// Anything else.
     Other,
 }
@@ -149,6 +160,8 @@ pub enum Change {
 pub struct ChangeEvent {
     /// What happened.
     pub change: Change,
+    /// In which collection.
+    pub collection: String,
     /// To which document.
     pub id: Option<MessageId>,
     /// The new document, for inserts; `None` when it is not valid.
@@ -202,7 +215,13 @@ pub trait Backend: Send + Sync + 'static {
     ) -> BoxFuture<'a, BackendResult<()>>;
 
     /// Opens a change stream; when this returns, events from now on will be delivered.
-    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
+    fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
+
+    /// The names of the collections that begin with `prefix`.
+    fn collections<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, BackendResult<Vec<String>>>;
+
+    /// Drops a collection with all it holds. One that is not there is no error.
+    fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>>;
 
     /// What there is to say about the connection, for status answers. No secrets.
     fn describe(&self) -> Document;

@@ -3,7 +3,6 @@
 use crate::backend::Backend;
 use crate::driver::DriverBackend;
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
-use crate::lane::Lane;
 use crate::listen::{Delivery, HandlerError, Reply, SubscribeOptions, Subscription};
 use crate::node::Node;
 use crate::participants;
@@ -156,7 +155,8 @@ impl Bus {
         if !self.node.life.is_running() {
             return Err(SubscribeError::ShuttingDown);
         }
-        let id = self.node.listeners.add(topic.clone(), options, handler);
+        let (node, listeners) = (&self.node, &self.node.listeners);
+        let id = node.lanes.register(node, &topic, || listeners.add(topic.clone(), options, handler));
         self.urge_polls();
         Ok(Subscription { id, topic, node: self.node.clone() })
     }
@@ -189,8 +189,14 @@ impl Bus {
     /// Returns once every message of the topics subscribed so far is heard at once: all streams stand. Without
     /// streams, once the first poll is done.
     pub async fn ready(&self) {
-        for lane in self.lanes() {
-            lane.ready().await;
+        if !self.node.settings.use_change_stream {
+            for lane in self.node.lanes.all() {
+                lane.polled().await;
+            }
+        }
+        let streams = self.node.streams.read().clone();
+        for stream in streams {
+            stream.ready().await;
         }
     }
 
@@ -199,10 +205,20 @@ impl Bus {
         self.urge_polls();
     }
 
-    /// Messages of others that nobody has marked.
+    /// Messages of others that nobody has marked. In the layouts with several collections: those on listened topics
+    /// and those for this node.
     pub async fn pending(&self) -> Result<u64, ReadError> {
-        let collection = self.node.names.base();
-        Ok(self.node.backend.count(&collection, filter::pending(&self.node.me)).await?)
+        let node = &self.node;
+        let mut collections: Vec<_> =
+            node.lanes.all().iter().map(|lane| lane.collection().to_owned()).collect();
+        if collections.is_empty() && node.names.layout() != Layout::MultiCollection {
+            collections.push(node.names.base());
+        }
+        let mut count = 0;
+        for collection in collections {
+            count += node.backend.count(&collection, filter::pending(&node.me)).await?;
+        }
+        Ok(count)
     }
 
     /// Deletes a message, whoever it is for. False when it was gone.
@@ -235,7 +251,7 @@ impl Bus {
         if !node.life.advance(Phase::Draining) {
             return node.life.reached(Phase::Stopped).await;
         }
-        let lanes = self.lanes();
+        let lanes = node.lanes.all_ever();
         let drain = || futures_util::future::join_all(lanes.iter().map(|lane| lane.drain()));
         if tokio::time::timeout(node.settings.shutdown_grace, drain()).await.is_err() {
             tracing::warn!(node.me, "listeners are still running; interrupting them");
@@ -251,19 +267,17 @@ impl Bus {
             participants::withdraw(node).await;
         }
         node.listeners.clear();
-        node.lanes.write().clear();
+        node.lanes.clear();
+        node.workers.clear();
+        node.streams.write().clear();
         if node.owns_backend {
             node.backend.close().await;
         }
         node.life.advance(Phase::Stopped);
     }
 
-    fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.node.lanes.read().clone()
-    }
-
     fn urge_polls(&self) {
-        for lane in self.lanes() {
+        for lane in self.node.lanes.all() {
             lane.urge_poll();
         }
     }
@@ -306,6 +320,12 @@ impl BusBuilder {
         self
     }
 
+    /// How the queue is spread over collections; the default is [`Layout::Standard`]. All nodes of a queue use one.
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.settings.layout = layout;
+        self
+    }
+
     /// The database, instead of the one in the address.
     pub fn database(mut self, database: impl Into<String>) -> Self {
         self.database = Some(database.into());
@@ -340,9 +360,6 @@ impl BusBuilder {
     pub async fn connect(self) -> Result<Bus, ConnectError> {
         let settings = self.settings;
         settings.validate()?;
-        if settings.layout != Layout::Standard {
-            return Err(ConnectError::UnsupportedLayout(settings.layout.implementation()));
-        }
         let names = Names::new(settings.layout, &settings.queue)?;
         let me = settings.sender_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let owns_backend = matches!(self.target, Target::Uri(_));
@@ -353,7 +370,7 @@ impl BusBuilder {
                 Arc::new(backend.map_err(ConnectError::Address)?)
             }
         };
-        let node = Arc::new(Node::new(backend, settings, names, me, (self.send_only, owns_backend)));
+        let node = Arc::new(Node::new(backend, settings, names, me, (self.send_only, owns_backend))?);
         if !node.send_only {
             start(&node).await?;
         }
@@ -366,8 +383,6 @@ async fn start(node: &Arc<Node>) -> Result<(), ConnectError> {
     if node.settings.status_info {
         status::register(node);
     }
-    let lane = Arc::new(Lane::shared(node.clone()));
-    node.lanes.write().push(lane.clone());
-    lane.start().await;
+    node.start();
     Ok(())
 }

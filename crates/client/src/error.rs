@@ -14,9 +14,6 @@ pub enum ConnectError {
     /// The queue or sender id cannot be mapped to collections.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The layout is not available in this version.
-    #[error("the layout {0} is not supported yet")]
-    UnsupportedLayout(&'static str),
     /// The address cannot be used.
     #[error("cannot use the address: {0}")]
     Address(#[source] BackendError),

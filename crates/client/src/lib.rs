@@ -40,6 +40,7 @@ mod embedded;
 mod error;
 mod incoming;
 mod lane;
+mod lanes;
 mod listen;
 mod node;
 mod participants;
@@ -47,6 +48,7 @@ mod phase;
 mod request;
 mod send;
 mod status;
+mod streams;
 mod waiters;
 
 pub use bson;
@@ -60,5 +62,5 @@ pub use request::Answers;
 pub use rockdove_engine::Options as EmbeddedOptions;
 pub use rockdove_messages::{
     DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
-    PrepareError, Settings, SettingsError, status::Report,
+    PrepareError, Settings, SettingsError, UnknownLayout, status::Report,
 };

@@ -303,7 +303,8 @@ impl Subscription {
 
     /// Removes the listener. Calls that run go on; what waits for it stays pending for other listeners.
     pub fn cancel(self) {
-        self.node.listeners.remove(self.id);
+        let node = &self.node;
+        node.lanes.unregister(node, || node.listeners.remove(self.id));
     }
 }
 

@@ -11,9 +11,10 @@ use std::time::Duration;
 const NAME: &str = "status_info";
 
 /// Registers the listener. It is marked before execution and never answers an answer.
-pub(crate) fn register(node: &Node) {
+pub(crate) fn register(node: &Arc<Node>) {
     let options = SubscribeOptions::new().name(NAME).mark_before_execution();
-    node.listeners.add(node.settings.status_info_topic.clone(), options, reply);
+    let topic = &node.settings.status_info_topic;
+    node.lanes.register(node, topic, || node.listeners.add(topic.clone(), options, reply));
 }
 
 async fn reply(delivery: Delivery) -> Result<Option<Message>, HandlerError> {
@@ -30,10 +31,9 @@ async fn reply(delivery: Delivery) -> Result<Option<Message>, HandlerError> {
 pub(crate) fn report(node: &Arc<Node>) -> Report {
     let settings = &node.settings;
     let (waiting, collected) = node.waiters.counts();
-    let depths: Vec<_> = node.lanes.read().iter().map(|lane| lane.depth()).collect();
+    let depths: Vec<_> = node.lanes.all_ever().iter().map(|lane| lane.depth()).collect();
     let sum = |count: fn(&crate::core::Depth) -> usize| small(depths.iter().map(count).sum::<usize>());
     let completed = depths.iter().map(|depth| depth.completed).sum::<u64>();
-    let max = if settings.multithreaded { settings.workers_max } else { 1 };
     Report {
         listeners: node.listeners.names(),
         change_stream: settings.use_change_stream,
@@ -46,7 +46,7 @@ pub(crate) fn report(node: &Arc<Node>) -> Report {
         in_progress: sum(|depth| depth.in_progress),
         queued: sum(|depth| depth.queued),
         workers: (
-            i64::from(small(max)),
+            i64::from(small(settings.workers())),
             i64::from(sum(|depth| depth.running)),
             i64::try_from(completed).unwrap_or(i64::MAX),
         ),

@@ -35,7 +35,7 @@ pub use answer::{ANSWER_PRIORITY_STEP, AUTO_ANSWER_TEXT, REJECTED_TEXT};
 pub use decode::{DecodeError, Head};
 pub use id::MessageId;
 pub use indexes::{IndexDefinition, lock_indexes, message_indexes};
-pub use layout::{Layout, NameError, Names, camel, clean};
+pub use layout::{Layout, NameError, Names, UnknownLayout, camel, clean};
 pub use lock::{LOCK_MS_WITHOUT_EXPIRY, Lock, lock_expiry};
 pub use message::{CLASS_NAME, DEFAULT_PRIORITY, Message, SELF};
 pub use participant::{Implementation, Participant};

@@ -112,6 +112,11 @@ impl Settings {
         check(id != Some(SELF), "sender_id", "`self` is reserved")
     }
 
+    /// Listener calls at a time: [`workers_max`](Self::workers_max), or one.
+    pub fn workers(&self) -> usize {
+        if self.multithreaded { self.workers_max } else { 1 }
+    }
+
     /// [`default_ttl`](Self::default_ttl) in ms.
     pub fn default_ttl_ms(&self) -> i64 {
         millis(self.default_ttl)

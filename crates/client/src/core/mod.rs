@@ -182,6 +182,11 @@ impl LaneCore {
         true
     }
 
+    /// Whether there is an element to process.
+    pub(crate) fn has_next(&self) -> bool {
+        self.running < self.limits.workers && !self.queue.is_empty()
+    }
+
     /// The next element to process, if a worker is free.
     pub(crate) fn next(&mut self) -> Option<Element> {
         if self.running >= self.limits.workers {

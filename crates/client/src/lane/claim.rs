@@ -10,6 +10,8 @@
 //!      lost            lock deleted      un-marked ─► lock deleted ─► tried again
 //! ```
 //!
+//! A lane without locks (a node's own directed messages) goes by the mark alone.
+//!
 //! A node that dies before the mark leaves a lock that expires; after the mark, the message is not tried again.
 
 use super::Lane;
@@ -38,11 +40,13 @@ impl Lane {
     /// A message exactly one node may process.
     pub(super) async fn deliver_exclusive(self: &Arc<Self>, message: Arc<Message>) -> Outcome {
         let Some(id) = &message.id else { return Outcome::Poison };
-        match self.lock(id, &message).await {
-            Claim::Ours => {}
-            Claim::Lost => return Outcome::Lost,
-            Claim::Over => return Outcome::Done,
-            Claim::Failed => return Outcome::Retry,
+        if let Some(locks) = &self.locks {
+            match self.lock(locks, id, &message).await {
+                Claim::Ours => {}
+                Claim::Lost => return Outcome::Lost,
+                Claim::Over => return Outcome::Done,
+                Claim::Failed => return Outcome::Retry,
+            }
         }
         let claim = self.mark_unmarked(id).await;
         let outcome = match claim {
@@ -50,7 +54,9 @@ impl Lane {
             Claim::Over | Claim::Lost => Outcome::Done,
             Claim::Failed => Outcome::Retry,
         };
-        self.unlock(id).await;
+        if let Some(locks) = &self.locks {
+            self.unlock(locks, id).await;
+        }
         outcome
     }
 
@@ -80,11 +86,11 @@ impl Lane {
     /// Inserts the lock. A lock that carries our id already is ours: an earlier insert of this task took effect
     /// although it reported an error, or an earlier life of this node left it. No other task of this node can
     /// hold it, because a message is in progress once.
-    async fn lock(&self, id: &MessageId, message: &Message) -> Claim {
+    async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
         let now = now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
-        let (locks, document) = (&self.locks, lock.to_document());
+        let document = lock.to_document();
         let insert = || self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault);
         let failure = match self.node.retry(CALL_RETRIES, insert).await {
             Ok(failures) => match failures.into_iter().next() {
@@ -94,15 +100,15 @@ impl Lane {
             Err(error) => error,
         };
         if failure.kind() == BackendErrorKind::DuplicateKey {
-            return self.read_lock(id).await;
+            return self.read_lock(locks, id).await;
         }
         tracing::warn!(%id, error = %failure, "a message cannot be locked");
         Claim::Failed
     }
 
-    async fn read_lock(&self, id: &MessageId) -> Claim {
+    async fn read_lock(&self, locks: &str, id: &MessageId) -> Claim {
         let find = || Find { filter: filter::by_id(id), limit: 1, ..Find::default() };
-        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(&self.locks, find())).await;
+        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(locks, find())).await;
         let lock = match found {
             Ok(found) => found.first().and_then(Lock::from_document),
             Err(_) => return Claim::Failed,
@@ -111,9 +117,9 @@ impl Lane {
     }
 
     /// Deletes our lock. Should that fail it expires by itself.
-    async fn unlock(&self, id: &MessageId) {
+    async fn unlock(&self, locks: &str, id: &MessageId) {
         let filter = filter::own_lock(id, &self.node.me);
-        let delete = || self.node.backend.delete(&self.locks, filter.clone());
+        let delete = || self.node.backend.delete(locks, filter.clone());
         if let Err(error) = self.node.retry(CALL_RETRIES, delete).await {
             tracing::warn!(%id, %error, "a lock was not released; it expires by itself");
         }

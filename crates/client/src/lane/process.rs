@@ -60,7 +60,7 @@ impl Lane {
         let node = &self.node;
         let view = View {
             me: &node.me,
-            listened: node.listeners.has(&message.topic),
+            listened: self.serves(&message.topic),
             awaited: node.waiters.awaits(message.in_answer_to.as_ref()),
             paused: node.is_paused(&message.topic),
             now_ms: now_ms(),
