@@ -4,9 +4,11 @@ use crate::backend::Backend;
 use crate::driver::DriverBackend;
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
 use crate::listen::{Delivery, HandlerError, Reply, SubscribeOptions, Subscription};
+use crate::mailbox;
 use crate::node::Node;
 use crate::participants;
 use crate::phase::Phase;
+use crate::registry::KnownNode;
 use crate::status;
 use rockdove_messages::status::Report;
 use rockdove_messages::{Layout, Message, MessageId, Names, Participant, SELF, Settings, filter};
@@ -236,6 +238,12 @@ impl Bus {
         Ok(participants::list(&self.node).await?)
     }
 
+    /// The other nodes that listen to something, as the registry knows them; empty when it is off
+    /// ([`Settings::registry`]).
+    pub fn known_nodes(&self) -> Vec<KnownNode> {
+        self.node.registry.known()
+    }
+
     /// What this node is and does: listeners, queue depths, settings.
     pub fn status(&self) -> Report {
         status::report(&self.node)
@@ -264,6 +272,7 @@ impl Bus {
         node.abort_loops();
         node.waiters.close();
         if !node.send_only {
+            mailbox::retire(node).await;
             participants::withdraw(node).await;
         }
         node.listeners.clear();
@@ -383,6 +392,7 @@ async fn start(node: &Arc<Node>) -> Result<(), ConnectError> {
     if node.settings.status_info {
         status::register(node);
     }
+    mailbox::warn_about_id(node);
     node.start();
     Ok(())
 }

@@ -162,6 +162,20 @@ impl Backend for DriverBackend {
         .boxed()
     }
 
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        async move {
+            let run = async move {
+                let command = doc! { "listIndexes": collection };
+                self.database.run_cursor_command(command).await?.try_collect::<Vec<Document>>().await
+            };
+            match limited(run).await.map_err(LimitedError::into_backend) {
+                Err(error) if error.kind() == BackendErrorKind::Missing => Ok(Vec::new()),
+                result => result,
+            }
+        }
+        .boxed()
+    }
+
     fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
         async move {
             let token = watch.resume_after.map(bson::deserialize_from_bson::<ResumeToken>).transpose();

@@ -249,6 +249,16 @@ impl Backend for Embedded {
         .boxed()
     }
 
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        let read = || {
+            let ns = self.namespace(collection)?;
+            let snapshot = self.engine.snapshot();
+            let indexes = snapshot.collection(&ns).map(|collection| collection.indexes()).unwrap_or_default();
+            indexes.iter().map(|index| decode(&index.spec.doc)).collect()
+        };
+        ready(read()).boxed()
+    }
+
     fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
         ready(self.watch_now(scope, &watch)).boxed()
     }

@@ -42,6 +42,12 @@ pub enum SendError {
     /// A recipient cannot be mapped to a collection.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// As far as the registry knows, no other node listens to the topic.
+    #[error("no other node listens to the topic `{0}`")]
+    NoListener(String),
+    /// As far as the registry knows, the recipient is not there.
+    #[error("the recipient `{0}` is not there")]
+    NoRecipient(String),
     /// The bus is shut down, or about to be.
     #[error("the bus is shutting down")]
     ShuttingDown,

@@ -42,9 +42,11 @@ mod incoming;
 mod lane;
 mod lanes;
 mod listen;
+mod mailbox;
 mod node;
 mod participants;
 mod phase;
+mod registry;
 mod request;
 mod send;
 mod status;
@@ -58,9 +60,10 @@ pub use embedded::Embedded;
 pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
 pub use incoming::{Incomer, Incoming};
 pub use listen::{Delivery, HandlerError, Reject, Reply, SubscribeOptions, Subscription};
+pub use registry::KnownNode;
 pub use request::Answers;
 pub use rockdove_engine::Options as EmbeddedOptions;
 pub use rockdove_messages::{
     DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
-    PrepareError, Settings, SettingsError, UnknownLayout, status::Report,
+    PrepareError, RegistryCheck, Settings, SettingsError, UnknownLayout, status::Report,
 };

@@ -4,6 +4,7 @@ use crate::backend::{Backend, BackendErrorKind, BackendResult};
 use crate::lanes::{Lanes, Workers};
 use crate::listen::Listeners;
 use crate::phase::{Life, Phase};
+use crate::registry::{self, Registry};
 use crate::streams::{Source, Stream};
 use crate::waiters::Waiters;
 use futures_util::FutureExt;
@@ -46,6 +47,7 @@ pub(crate) struct Node {
     pub owns_backend: bool,
     pub life: Life,
     pub listeners: Listeners,
+    pub registry: Registry,
     pub waiters: Arc<Waiters>,
     /// Paused topics, and since when.
     pub paused: Mutex<HashMap<String, Instant>>,
@@ -73,6 +75,7 @@ impl Node {
             waiters: Arc::new(Waiters::new(settings.requests_max)),
             mailbox: names.directed(&me)?,
             workers: Workers::new(settings.workers()),
+            registry: Registry::new(settings.participant_timeout),
             backend,
             settings,
             names,
@@ -94,6 +97,10 @@ impl Node {
     /// Starts lanes and streams.
     pub(crate) fn start(self: &Arc<Self>) {
         self.lanes.start(self);
+        if self.settings.registry {
+            let node = self.clone();
+            self.spawn_loop("registry", move || registry::discover(node.clone()));
+        }
         if !self.settings.use_change_stream {
             return;
         }
@@ -198,8 +205,9 @@ impl Node {
         for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&indexes) {
             let Err(error) = result else { continue };
             complete &= !error.is_transient();
-            let conflict = error.kind() == BackendErrorKind::IndexConflict;
-            tracing::warn!(collection, index = index.name, conflict, %error, "index not created");
+            if error.kind() != BackendErrorKind::IndexConflict || !self.is_served(collection, index).await {
+                tracing::warn!(collection, index = index.name, %error, "index not created");
+            }
         }
         if complete {
             let mut indexed = self.indexed.lock();
@@ -211,6 +219,17 @@ impl Node {
             }
             indexed.insert(collection.to_owned(), Instant::now());
         }
+    }
+
+    /// Whether another index does what this one is to do; Java nodes of some versions name theirs differently.
+    async fn is_served(&self, collection: &str, index: &IndexDefinition) -> bool {
+        let existing = self.backend.indexes(collection).await;
+        existing.is_ok_and(|all| all.iter().any(|existing| index.is_served_by(existing)))
+    }
+
+    /// Forgets that a collection's indexes are there: it may have been dropped.
+    pub(crate) fn forget_indexes(&self, collection: &str) {
+        self.indexed.lock().remove(collection);
     }
 
     /// The collections a message is stored in: one for a broadcast, one per recipient where the layout says so.

@@ -19,6 +19,7 @@ pub(crate) fn register(node: &Arc<Node>) {
 
 async fn reply(delivery: Delivery) -> Result<Option<Message>, HandlerError> {
     if delivery.is_answer() {
+        delivery.bus().node().registry.note(&delivery); // a late answer to the registry's question
         return Ok(None);
     }
     let level = Level::from_value(delivery.value.as_deref());

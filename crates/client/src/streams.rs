@@ -199,6 +199,11 @@ impl Stream {
             tracing::warn!(source = ?self.source, %error, "a stream broke off; opening it anew");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(REOPEN_LONGEST);
+            if self.source == Source::Directed {
+                // Some nodes drop collections they take for orphans.
+                self.node.forget_indexes(&self.node.mailbox);
+                self.node.index_messages(&self.node.mailbox).await;
+            }
         }
     }
 }

@@ -40,4 +40,4 @@ pub use lock::{LOCK_MS_WITHOUT_EXPIRY, Lock, lock_expiry};
 pub use message::{CLASS_NAME, DEFAULT_PRIORITY, Message, SELF};
 pub use participant::{Implementation, Participant};
 pub use prepare::{PrepareError, Sending, prepare};
-pub use settings::{ImplementationCheck, Settings, SettingsError};
+pub use settings::{ImplementationCheck, RegistryCheck, Settings, SettingsError};

@@ -17,6 +17,18 @@ pub enum ImplementationCheck {
     Throw,
 }
 
+/// What to do about a message that, as far as the registry knows, nobody would receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RegistryCheck {
+    /// Send it; do not look.
+    #[default]
+    Ignore,
+    /// Send it, and log that nobody would receive it.
+    Warn,
+    /// Refuse to send it.
+    Throw,
+}
+
 /// The settings of one node. Times are durations; defaults are those of Morphium unless said otherwise.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Settings {
@@ -48,10 +60,19 @@ pub struct Settings {
     pub status_info_topic: String,
     /// What to do about participants that speak another layout.
     pub implementation_check: ImplementationCheck,
-    /// Period of the participant heartbeat. 30 s.
+    /// Period of the participant heartbeat and of the registry's discovery, and the longest a failed registry check
+    /// waits for news. 30 s.
     pub heartbeat_interval: Duration,
     /// A participant without sign of life for this long is gone. 65 s.
     pub participant_timeout: Duration,
+    /// Whether to know, by asking, which nodes are there and what they listen to. Off.
+    pub registry: bool,
+    /// With the registry: what to do about broadcasts on topics that no other node listens to.
+    pub registry_check_topics: RegistryCheck,
+    /// With the registry: what to do about recipients that are not there.
+    pub registry_check_recipients: RegistryCheck,
+    /// With the registry, in the DualChannel layout: drop the empty collections of nodes that are gone. On.
+    pub sweep_orphans: bool,
     /// Most requests waiting for answers at a time. 10 000 (ours: bounds the poll's list of awaited answers).
     pub requests_max: usize,
     /// How long a shutdown waits for running listeners before it interrupts them. 10 s (ours).
@@ -77,6 +98,10 @@ impl Default for Settings {
             implementation_check: ImplementationCheck::Warn,
             heartbeat_interval: Duration::from_secs(30),
             participant_timeout: Duration::from_secs(65),
+            registry: false,
+            registry_check_topics: RegistryCheck::Ignore,
+            registry_check_recipients: RegistryCheck::Ignore,
+            sweep_orphans: true,
             requests_max: 10_000,
             shutdown_grace: Duration::from_secs(10),
         }

@@ -5,6 +5,17 @@
 
 use bson::{Document, doc};
 
+/// `msg` of the status request by which a registry discovers nodes.
+pub const DISCOVERY_TEXT: &str = "status_request";
+/// `value` of that request.
+pub const DISCOVERY_VALUE: &str = "all";
+
+/// The topics that a status answer names; `None` when it names none because it is of another level.
+pub fn listened_topics(map_value: &Document) -> Option<Vec<String>> {
+    let listeners = map_value.get_document("message_listeners_by_name").ok()?;
+    Some(listeners.keys().cloned().collect())
+}
+
 /// How much a status request asks for: the exact text in its `value`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {

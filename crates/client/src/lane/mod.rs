@@ -235,7 +235,10 @@ impl Lane {
 
     fn settle_answer(self: &Arc<Self>, answer: Message, ticket: Ticket) {
         match self.node.waiters.offer(&answer) {
-            Offered::Taken | Offered::Repeated => {
+            offered @ (Offered::Taken | Offered::Repeated) => {
+                if offered == Offered::Taken && answer.topic == self.node.settings.status_info_topic {
+                    self.node.registry.note(&answer);
+                }
                 let lane = self.clone();
                 self.node.runtime.spawn(async move {
                     let outcome = lane.finish_answer(&answer).await;

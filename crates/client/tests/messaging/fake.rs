@@ -32,7 +32,8 @@ struct State {
     feeds: Vec<(Option<String>, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>)>,
     faults: VecDeque<Fault>,
     calls: HashMap<String, usize>,
-    indexes: Vec<String>,
+    before_drop: Option<Document>,
+    specs: HashMap<String, Vec<Document>>,
 }
 
 #[derive(Clone, Default)]
@@ -199,13 +200,40 @@ impl Fake {
         self.state.lock().calls.get(&format!("{call} {collection}")).copied().unwrap_or(0)
     }
 
-    pub fn indexes(&self) -> Vec<String> {
-        self.state.lock().indexes.clone()
+    pub fn has_index(&self, collection: &str, name: &str) -> bool {
+        let state = self.state.lock();
+        let specs = state.specs.get(collection).into_iter().flatten();
+        specs.into_iter().any(|spec| spec.get_str("name").unwrap() == name)
+    }
+
+    /// Gives a collection an index, as another program would.
+    pub fn store_index(&self, collection: &str, spec: Document) {
+        self.state.lock().specs.entry(collection.to_owned()).or_default().push(spec);
+    }
+
+    /// Stores a document at the last moment before the next drop of a collection.
+    pub fn store_before_drop(&self, document: Document) {
+        self.state.lock().before_drop = Some(document);
+    }
+
+    pub fn has_collection(&self, collection: &str) -> bool {
+        self.state.lock().collections.contains_key(collection)
     }
 
     /// Stores a document as another program would.
     pub fn store(&self, collection: &str, document: Document) {
         self.state.lock().insert(collection, document).unwrap();
+    }
+
+    /// Makes a collection without documents.
+    pub fn store_empty(&self, collection: &str) {
+        self.state.lock().collections.insert(collection.to_owned(), Vec::new());
+    }
+
+    pub fn open_streams(&self) -> usize {
+        let mut state = self.state.lock();
+        state.feeds.retain(|(_, _, feed)| !feed.is_closed());
+        state.feeds.len()
     }
 
     pub fn change(&self, collection: &str, filter: Document, update: Document) -> u64 {
@@ -355,9 +383,21 @@ impl Backend for Fake {
         index: &'a rockdove::backend::IndexDefinition,
     ) -> BoxFuture<'a, BackendResult<()>> {
         self.call("index", collection, |state| {
-            state.indexes.push(format!("{collection}.{}", index.name));
+            state.collections.entry(collection.to_owned()).or_default();
+            let specs = state.specs.entry(collection.to_owned()).or_default();
+            let same_key = |spec: &&Document| spec.get_document("key").ok() == Some(&index.keys);
+            if specs.iter().find(same_key).is_some_and(|spec| spec.get_str("name").unwrap() != index.name) {
+                return Err(BackendError::new(BackendErrorKind::IndexConflict, "another name"));
+            }
+            if !specs.iter().any(|spec| spec.get_str("name").unwrap() == index.name) {
+                specs.push(index.to_document());
+            }
             Ok(())
         })
+    }
+
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        self.call("indexes", collection, |state| Ok(state.specs.get(collection).cloned().unwrap_or_default()))
     }
 
     fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
@@ -380,6 +420,10 @@ impl Backend for Fake {
 
     fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
         self.call("drop", collection, |state| {
+            if let Some(late) = state.before_drop.take() {
+                state.insert(collection, late)?;
+            }
+            state.specs.remove(collection);
             if state.collections.remove(collection).is_some() {
                 state.emit(collection, doc! {"operationType": "drop"});
             }

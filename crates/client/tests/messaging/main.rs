@@ -2,5 +2,7 @@
 
 mod fake;
 mod faults;
+mod layouts;
 mod matching;
 mod patterns;
+mod registry;
