@@ -3,13 +3,16 @@
 use crate::backend::Backend;
 use crate::driver::DriverBackend;
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
-use crate::listen::{Delivery, HandlerError, Reply, SubscribeOptions, Subscription};
+use crate::listen::{
+    Delivery, HandlerError, Reject, RejectionHandler, Reply, Resolution, SubscribeOptions, Subscription,
+};
 use crate::mailbox;
 use crate::node::Node;
 use crate::participants;
 use crate::phase::Phase;
 use crate::registry::KnownNode;
 use crate::status;
+use futures_util::FutureExt;
 use rockdove_messages::status::Report;
 use rockdove_messages::{Layout, Message, MessageId, Names, Participant, SELF, Settings, filter};
 use std::fmt;
@@ -309,11 +312,12 @@ pub struct BusBuilder {
     database: Option<String>,
     settings: Settings,
     send_only: bool,
+    rejection: Option<Box<RejectionHandler>>,
 }
 
 impl BusBuilder {
     fn new(target: Target) -> Self {
-        Self { target, database: None, settings: Settings::default(), send_only: false }
+        Self { target, database: None, settings: Settings::default(), send_only: false, rejection: None }
     }
 
     /// The queue; the default is `msg`.
@@ -365,6 +369,17 @@ impl BusBuilder {
         self
     }
 
+    /// Decides about every message a listener of this bus rejects, in place of the default: no answer is sent, and
+    /// the flags of the [`Reject`] count only if the handler heeds them. Should it panic, the message is given back.
+    pub fn on_rejection<H, F>(mut self, handler: H) -> Self
+    where
+        H: Fn(Delivery, Reject) -> F + Send + Sync + 'static,
+        F: Future<Output = Resolution> + Send + 'static,
+    {
+        self.rejection = Some(Box::new(move |delivery, reject| handler(delivery, reject).boxed()));
+        self
+    }
+
     /// Opens the bus. A server that cannot be reached is an error after half a minute.
     pub async fn connect(self) -> Result<Bus, ConnectError> {
         let settings = self.settings;
@@ -379,7 +394,9 @@ impl BusBuilder {
                 Arc::new(backend.map_err(ConnectError::Address)?)
             }
         };
-        let node = Arc::new(Node::new(backend, settings, names, me, (self.send_only, owns_backend))?);
+        let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;
+        node.rejection = self.rejection;
+        let node = Arc::new(node);
         if !node.send_only {
             start(&node).await?;
         }

@@ -34,6 +34,7 @@
 
 pub mod backend;
 mod bus;
+mod cache;
 mod core;
 mod driver;
 mod embedded;
@@ -55,11 +56,12 @@ mod waiters;
 
 pub use bson;
 pub use bus::{Bus, BusBuilder};
+pub use cache::{Cache, CacheSync, CacheSyncBuilder, CacheTarget, Clearing};
 pub use driver::{DEFAULT_DATABASE, DriverBackend};
 pub use embedded::Embedded;
 pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
 pub use incoming::{Incomer, Incoming};
-pub use listen::{Delivery, HandlerError, Reject, Reply, SubscribeOptions, Subscription};
+pub use listen::{Delivery, HandlerError, Reject, Reply, Resolution, SubscribeOptions, Subscription};
 pub use registry::KnownNode;
 pub use request::Answers;
 pub use rockdove_engine::Options as EmbeddedOptions;

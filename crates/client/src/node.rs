@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, BackendErrorKind, BackendResult};
 use crate::lanes::{Lanes, Workers};
-use crate::listen::Listeners;
+use crate::listen::{Listeners, RejectionHandler};
 use crate::phase::{Life, Phase};
 use crate::registry::{self, Registry};
 use crate::streams::{Source, Stream};
@@ -48,6 +48,8 @@ pub(crate) struct Node {
     pub life: Life,
     pub listeners: Listeners,
     pub registry: Registry,
+    /// The application's way with rejections.
+    pub rejection: Option<Box<RejectionHandler>>,
     pub waiters: Arc<Waiters>,
     /// Paused topics, and since when.
     pub paused: Mutex<HashMap<String, Instant>>,
@@ -76,6 +78,7 @@ impl Node {
             mailbox: names.directed(&me)?,
             workers: Workers::new(settings.workers()),
             registry: Registry::new(settings.participant_timeout),
+            rejection: None,
             backend,
             settings,
             names,

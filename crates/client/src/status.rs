@@ -53,7 +53,20 @@ pub(crate) fn report(node: &Arc<Node>) -> Report {
         ),
         program: concat!("rockdove ", env!("CARGO_PKG_VERSION")).to_owned(),
         driver: node.backend.describe(),
+        settings: settings.to_document(),
+        process: process(),
     }
+}
+
+/// Resident and largest memory in bytes, and threads, where the system tells (Linux).
+fn process() -> Option<(i64, i64, i32)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let number = |name: &str| -> Option<i64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let bytes = |name| Some(number(name)?.saturating_mul(1024));
+    Some((bytes("VmRSS")?, bytes("VmHWM")?, i32::try_from(number("Threads")?).ok()?))
 }
 
 fn small(count: usize) -> i32 {

@@ -2,6 +2,7 @@
 
 use crate::layout::Layout;
 use crate::message::SELF;
+use bson::{Document, doc};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -140,6 +141,31 @@ impl Settings {
     /// Listener calls at a time: [`workers_max`](Self::workers_max), or one.
     pub fn workers(&self) -> usize {
         if self.multithreaded { self.workers_max } else { 1 }
+    }
+
+    /// What status answers say about the settings, under Morphium's names. None of them is secret.
+    pub fn to_document(&self) -> Document {
+        doc! {
+            "messagingImplementation": self.layout.implementation(),
+            "messageQueueName": if self.queue.is_empty() { "msg" } else { &self.queue },
+            "messagingPollPause": millis(self.poll_pause),
+            "messagingFallbackPollInterval": millis(self.fallback_poll_interval),
+            "messagingWindowSize": i64::try_from(self.window_size).unwrap_or(i64::MAX),
+            "messagingMultithreadded": self.multithreaded,
+            "threadPoolMessagingMaxSize": i64::try_from(self.workers_max).unwrap_or(i64::MAX),
+            "useChangeStream": self.use_change_stream,
+            "messagingDefaultTtl": millis(self.default_ttl),
+            "autoAnswer": self.auto_answer,
+            "messagingStatusInfoListenerEnabled": self.status_info,
+            "messagingStatusInfoListenerName": &self.status_info_topic,
+            "messagingImplementationCheck": format!("{:?}", self.implementation_check).to_uppercase(),
+            "messagingRegistryEnabled": self.registry,
+            "messagingRegistryCheckTopics": format!("{:?}", self.registry_check_topics).to_uppercase(),
+            "messagingRegistryCheckRecipients": format!("{:?}", self.registry_check_recipients).to_uppercase(),
+            "messagingRegistryUpdateInterval": millis(self.heartbeat_interval),
+            "messagingRegistryParticipantTimeout": millis(self.participant_timeout),
+            "messagingDmCleanupOrphansOnStartup": self.sweep_orphans,
+        }
     }
 
     /// [`default_ttl`](Self::default_ttl) in ms.

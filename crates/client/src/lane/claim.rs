@@ -18,6 +18,7 @@ use super::Lane;
 use super::process::{Heard, Read};
 use crate::backend::{BackendErrorKind, BackendResult, Durability, Find, Updated};
 use crate::core::Outcome;
+use crate::listen::Resolution;
 use crate::node::{CALL_RETRIES, now_ms};
 use bson::Document;
 use rockdove_messages::{Lock, Message, MessageId, filter, lock_expiry};
@@ -44,14 +45,14 @@ impl Lane {
             match self.lock(locks, id, &message).await {
                 Claim::Ours => {}
                 Claim::Lost => return Outcome::Lost,
-                Claim::Over => return Outcome::Done,
+                Claim::Over => return Outcome::Taken,
                 Claim::Failed => return Outcome::Retry,
             }
         }
         let claim = self.mark_unmarked(id).await;
         let outcome = match claim {
             Claim::Ours => self.run_claimed(&message).await,
-            Claim::Over | Claim::Lost => Outcome::Done,
+            Claim::Over | Claim::Lost => Outcome::Taken,
             Claim::Failed => Outcome::Retry,
         };
         if let Some(locks) = &self.locks {
@@ -73,10 +74,13 @@ impl Lane {
                 self.remove_processed(message).await;
                 return Outcome::Processed;
             }
-            Heard::Rejected(reject) => {
-                self.answer_rejection(message, &reject).await;
-                Outcome::Retry
-            }
+            Heard::Rejected(reject) => match self.resolve(message, reject).await {
+                Resolution::Done => {
+                    self.remove_processed(message).await;
+                    return Outcome::Processed;
+                }
+                Resolution::GiveBack => Outcome::Retry,
+            },
             Heard::Failed | Heard::Interrupted => Outcome::Retry,
         };
         self.unmark(message).await;
@@ -85,13 +89,18 @@ impl Lane {
 
     /// Inserts the lock. A lock that carries our id already is ours: an earlier insert of this task took effect
     /// although it reported an error, or an earlier life of this node left it. No other task of this node can
-    /// hold it, because a message is in progress once.
+    /// hold it, because a message is in progress once. Whose it is is not asked at the first attempt: then it is
+    /// almost always another node's, which was a little faster.
     async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
         let now = now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
         let document = lock.to_document();
-        let insert = || self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault);
+        let mut tries = 0;
+        let insert = || {
+            tries += 1;
+            self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault)
+        };
         let failure = match self.node.retry(CALL_RETRIES, insert).await {
             Ok(failures) => match failures.into_iter().next() {
                 None => return Claim::Ours,
@@ -100,6 +109,9 @@ impl Lane {
             Err(error) => error,
         };
         if failure.kind() == BackendErrorKind::DuplicateKey {
+            if tries == 1 && !self.core.lock().was_lost(id) {
+                return Claim::Lost;
+            }
             return self.read_lock(locks, id).await;
         }
         tracing::warn!(%id, error = %failure, "a message cannot be locked");

@@ -215,8 +215,9 @@ impl Lane {
     fn enqueue(self: &Arc<Self>, message: Message) {
         let Some(id) = message.id.clone() else { return };
         let (priority, timestamp) = (message.priority, message.timestamp);
-        let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)) };
-        let offer = self.core.lock().offer(element, Instant::now());
+        let since = Instant::now();
+        let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)), since };
+        let offer = self.core.lock().offer(element, since);
         if offer == Offer::Queued {
             self.pump();
         }

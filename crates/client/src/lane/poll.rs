@@ -81,16 +81,18 @@ impl Lane {
         for head in awaited {
             self.fetch_answer(head.id);
         }
+        let now = Instant::now();
         let element = |head: Head| Element {
             id: head.id,
             priority: head.priority,
             timestamp: head.timestamp,
             snapshot: None,
+            since: now,
         };
         let (since, until) = (self.established_ms.load(Ordering::Relaxed), now_ms() - ANNOUNCE_MS);
         let announced = |element: &Element| (since..until).contains(&element.timestamp);
         let others = others.into_iter().map(element).collect();
-        self.core.lock().end_poll(others, announced, Instant::now());
+        self.core.lock().end_poll(others, announced, now);
     }
 
     /// Reads an awaited answer and hands it over, in a task of its own: no listener delays it.

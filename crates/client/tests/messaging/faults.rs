@@ -274,4 +274,38 @@ in_every_layout! {
         let (_a, _) = counting(&fake, "a").await;
         eventually("all faults met", || fake.faults_left() == 0).await;
     }
+
+    async fn who_ignores_the_check_neither_announces_nor_looks(fake) {
+        let settings = Settings {
+            implementation_check: ImplementationCheck::Ignore,
+            heartbeat_interval: Duration::from_millis(30),
+            layout: fake.layout,
+            ..Settings::default()
+        };
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        a.shutdown().await;
+        let mailbox = usize::from(fake.layout == Layout::DualChannel); // at the end: may another node share it?
+        assert_eq!(fake.calls("update", "msg_participants") + fake.calls("delete", "msg_participants"), 0);
+        assert_eq!(fake.calls("find", "msg_participants"), mailbox);
+    }
+
+    async fn a_late_joiner_of_another_layout_stops_nobody(fake) {
+        let settings = Settings {
+            implementation_check: ImplementationCheck::Throw,
+            heartbeat_interval: Duration::from_millis(30),
+            layout: fake.layout,
+            sender_id: Some("a".into()),
+            ..Settings::default()
+        };
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        let joiner = doc! {"_id": "java-1", "implementation": fake.foreign().implementation(), "last_seen": now};
+        fake.store("msg_participants", joiner);
+        let beats = fake.calls("update", "msg_participants");
+        eventually("goes on", || fake.calls("update", "msg_participants") > beats + 2).await;
+        a.publish(Message::new("t")).await.unwrap();
+        a.shutdown().await;
+        assert_eq!(fake.all("msg_participants").len(), 1);
+    }
 }

@@ -1,5 +1,6 @@
 //! The messaging library on a database in memory that can fail on demand.
 
+mod cache;
 mod fake;
 mod faults;
 mod layouts;

@@ -5,7 +5,7 @@ use bson::{Bson, doc};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use rockdove::{
-    HandlerError, Layout, Message, MessageId, Reject, RequestError, SendError, SubscribeError,
+    HandlerError, Layout, Message, MessageId, Reject, RequestError, Resolution, SendError, SubscribeError,
     SubscribeOptions,
 };
 use std::sync::Arc;
@@ -415,5 +415,49 @@ in_every_layout! {
         places.sort_unstable();
         assert_eq!((places, error.total), (vec![1, 2], 4));
         assert_eq!(fake.messages().len(), 3);
+    }
+
+    async fn an_application_decides_about_rejections(fake) {
+        let a = fake.connect("a").await;
+        let log = Log::default();
+        let noted = log.clone();
+        let builder = fake.bus("b").on_rejection(move |message, reject| {
+            noted.lock().push(format!("{} {}", message.value.clone().unwrap_or_default(), reject.reason()));
+            let nth = noted.lock().len();
+            async move {
+                match nth {
+                    1 => panic!("undecided"),
+                    2 => Resolution::GiveBack,
+                    _ => Resolution::Done,
+                }
+            }
+        });
+        let b = builder.connect().await.unwrap();
+        b.subscribe("t", |_| async { Err::<(), _>(Reject::new("no").send_answer().into()) }).await.unwrap();
+        in_time("ready", b.ready()).await;
+        let exclusive = Message::new("t").value("x").exclusive(true).delete_after_processing(Duration::ZERO);
+        let id = a.publish(exclusive).await.unwrap();
+        eventually("done and removed", || fake.raw(&id).is_none()).await;
+        let id = a.publish(Message::new("t").value("y")).await.unwrap();
+        eventually("done", || fake.message(&id).processed_by == ["b"]).await;
+        assert_eq!(*log.lock(), ["x no", "x no", "x no", "y no"]);
+        assert!(fake.messages().iter().all(|message| message.get("in_answer_to") == Some(&Bson::Null)), "no answer");
+    }
+
+    async fn status_answers_of_every_level_hold_no_secret(fake) {
+        let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+        in_time("ready", b.ready()).await;
+        for (level, keys) in [
+            ("MESSAGING_ONLY", &["message_listeners_by_name", "messaging.window_size", "jvm.version"][..]),
+            ("MORPHIUM_ONLY", &["morphium.config", "morphium.driver.connections", "jvm.version"]),
+            ("ALL", &["message_listeners_by_name", "morphium.config"]),
+            ("anything else", &["message_listeners_by_name"]),
+        ] {
+            let request = Message::new("morphium.status_info").to("b").value(level);
+            let map = a.request_first(request, SECONDS).await.unwrap().map_value.unwrap();
+            assert!(keys.iter().all(|key| map.contains_key(key)), "{level}: {map}");
+            assert_eq!(map.contains_key("morphium.config"), level != "MESSAGING_ONLY" && level != "anything else");
+            assert!(!map.to_string().contains("mongodb://"));
+        }
     }
 }
