@@ -5,7 +5,7 @@
 //! used it stands before every target, so that its cost is the same for all.
 
 use anyhow::{Context, Result, ensure};
-use rockdove_documents::{Doc, DocBuilder, Owned, Value};
+use rockdove_documents::{Doc, DocBuilder, Owned};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -110,7 +110,7 @@ fn signed(frame: &[u8]) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::raw::frame;
-    use rockdove_documents::{Timestamp, doc};
+    use rockdove_documents::{Timestamp, Value, doc};
 
     #[test]
     fn a_signature_is_added_where_it_is_missing_only() {

@@ -1,5 +1,8 @@
 //! `rockdove bench`: what things cost, as ratios.
 
+mod bus;
+
+use bus::BusBench;
 use clap::{Args, Subcommand};
 use rockdove_bench::{Report, compare, engine, streams, wire};
 use rockdove_server::{Config, Server, Storage};
@@ -10,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   rockdove bench micro                       the engine, change streams and the wire; starts its own server
   rockdove bench micro --stored 100000       the same with fewer stored documents
+  rockdove bench bus latency                 requests on the bus; see rockdove bench bus --help
   rockdove bench compare --ours mongodb://127.0.0.1:27017/?replicaSet=rs0 --theirs mongodb://127.0.0.1:17017
 
 Exit codes: 0 all targets reached, 1 it could not be measured, 4 a target was missed.";
@@ -51,6 +55,8 @@ enum Kind {
         #[arg(long, default_value_t = 2000)]
         exchanges: usize,
     },
+    /// Load on the bus through the library: latency, throughput, losses
+    Bus(BusBench),
 }
 
 impl Bench {
@@ -61,7 +67,8 @@ impl Bench {
             Err(error) => return fail(&error.into()),
         };
         match runtime.block_on(self.measure()) {
-            Ok(report) => {
+            Ok(None) => ExitCode::SUCCESS,
+            Ok(Some(report)) => {
                 print!("{report}");
                 let missed = report.figures().iter().any(|figure| figure.is_reached() == Some(false));
                 if missed { ExitCode::from(MISSED) } else { ExitCode::SUCCESS }
@@ -70,7 +77,8 @@ impl Bench {
         }
     }
 
-    async fn measure(self) -> anyhow::Result<Report> {
+    /// Measures; the load on the bus prints its figures itself.
+    async fn measure(self) -> anyhow::Result<Option<Report>> {
         match self.kind {
             Kind::Micro { stored, exchanges, streams: count } => {
                 let mut report = Report::default();
@@ -84,9 +92,12 @@ impl Bench {
                 report.extend(streams::none_matching(count, 2000).await?);
                 eprintln!("measuring the engine…");
                 report.extend(engine::inserts(stored).await?);
-                Ok(report)
+                Ok(Some(report))
             }
-            Kind::Compare { ours, theirs, exchanges } => compare::servers(&ours, &theirs, exchanges),
+            Kind::Compare { ours, theirs, exchanges } => {
+                compare::servers(&ours, &theirs, exchanges).map(Some)
+            }
+            Kind::Bus(bench) => bench.run().await.map(|()| None),
         }
     }
 }
