@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// Exchanges before the measurement, on each server and round (a JVM needs some).
 const WARM_UP: usize = 1500;
+/// A round is shorter if it would take longer than this for the warm-up, and than this again for the measurement:
+/// some peers need milliseconds for what others do in microseconds.
+const ROUND_TIME_MAX: Duration = Duration::from_secs(4);
 /// Rounds in which the servers take turns.
 const ROUNDS: usize = 3;
 const DATABASE: &str = "rockdove_bench";
@@ -78,7 +81,16 @@ impl Peer {
             Exchange::Event => Some(Stream::open(self.address)?),
             _ => None,
         };
-        for n in 0..WARM_UP + exchanges {
+        let begun = Instant::now();
+        let mut warm = None;
+        for n in 0.. {
+            if warm.is_none() && (n >= WARM_UP || begun.elapsed() > ROUND_TIME_MAX) {
+                warm = Some(Instant::now());
+            }
+            let enough = times.len() >= exchanges || warm.is_some_and(|warm| warm.elapsed() > ROUND_TIME_MAX);
+            if enough && !times.is_empty() {
+                break;
+            }
             let document = self.next_document();
             let insert = insert(&document);
             let spent = match (exchange, &mut stream) {
@@ -122,7 +134,7 @@ impl Peer {
                 }
                 (Exchange::Event, None) => unreachable!("opened above"),
             };
-            if n >= WARM_UP {
+            if warm.is_some() {
                 times.push(spent.as_secs_f64());
             }
         }
