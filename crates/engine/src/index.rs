@@ -201,7 +201,8 @@ impl Index {
     /// The record that has exactly this key, if any (the first one by record number).
     pub fn find(&self, key: &[u8]) -> Option<RecordNumber> {
         let entry = self.tree.first_at_or_after(key)?;
-        (entry.len() == key.len() + RECORD_BYTES && entry.starts_with(key)).then(|| record_of(entry))
+        let found = entry.len() == key.len() + RECORD_BYTES && entry.starts_with(key);
+        entry.last_bytes().filter(|_| found).map(RecordNumber::from_be_bytes)
     }
 
     /// A record other than `own` that has one of these keys.
