@@ -27,6 +27,7 @@ mod engine;
 mod event;
 mod feed;
 mod find;
+mod groups;
 mod index;
 mod keeper;
 mod limits;
@@ -47,8 +48,9 @@ pub use collection::{Capped, Collection, CollectionInfo, View as ViewDefinition}
 pub use command::*;
 pub use engine::{Engine, Options, StartAt};
 pub use event::{BeforeChange, FullDocument, Token, TokenKind, View};
-pub use feed::{Batch, ChangeStream, EventPipeline, FeedStats, Scope};
+pub use feed::{Batch, ChangeStream, FeedStats};
 pub use find::{Documents, Explained, Find, count, explain, find_in, for_each_match};
+pub use groups::{EventPipeline, Scope};
 pub use index::{ID_INDEX, Index, IndexSpec};
 pub use limits::Memory;
 pub use namespace::{NAMESPACE_BYTES_MAX, Namespace, check_database};
