@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod copies;
 pub mod engine;
 pub mod report;
 pub mod streams;
