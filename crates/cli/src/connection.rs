@@ -1,7 +1,7 @@
 //! The options that say where a messaging command connects, and how it sends.
 
 use clap::Args;
-use rockdove::{Bus, BusBuilder, Message};
+use rockdove::{Bus, BusBuilder, Layout, Message};
 use std::time::Duration;
 
 /// The address used when none is given: the local server, whatever its replica set calls itself.
@@ -19,6 +19,9 @@ pub struct Connection {
     /// Queue
     #[arg(long, default_value = "msg", value_name = "NAME")]
     queue: String,
+    /// How the queue is spread over collections: standard, multi-collection or dual-channel (Morphium's names do, too)
+    #[arg(long, default_value = "standard", value_name = "NAME", value_parser = str::parse::<Layout>)]
+    layout: Layout,
     /// Id of this node; a random one unless given
     #[arg(long, value_name = "ID")]
     sender_id: Option<String>,
@@ -30,7 +33,7 @@ pub struct Connection {
 impl Connection {
     /// A bus for these options.
     pub fn bus(&self) -> BusBuilder {
-        let mut bus = Bus::builder(self.uri.clone()).queue(self.queue.clone());
+        let mut bus = Bus::builder(self.uri.clone()).queue(self.queue.clone()).layout(self.layout);
         if let Some(database) = &self.db {
             bus = bus.database(database.clone());
         }

@@ -34,31 +34,38 @@
 
 pub mod backend;
 mod bus;
+mod cache;
 mod core;
 mod driver;
 mod embedded;
 mod error;
 mod incoming;
 mod lane;
+mod lanes;
 mod listen;
+mod mailbox;
 mod node;
 mod participants;
 mod phase;
+mod registry;
 mod request;
 mod send;
 mod status;
+mod streams;
 mod waiters;
 
 pub use bson;
 pub use bus::{Bus, BusBuilder};
+pub use cache::{Cache, CacheSync, CacheSyncBuilder, CacheTarget, Clearing};
 pub use driver::{DEFAULT_DATABASE, DriverBackend};
 pub use embedded::Embedded;
 pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
 pub use incoming::{Incomer, Incoming};
-pub use listen::{Delivery, HandlerError, Reject, Reply, SubscribeOptions, Subscription};
+pub use listen::{Delivery, HandlerError, Reject, Reply, Resolution, SubscribeOptions, Subscription};
+pub use registry::KnownNode;
 pub use request::Answers;
 pub use rockdove_engine::Options as EmbeddedOptions;
 pub use rockdove_messages::{
     DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
-    PrepareError, Settings, SettingsError, status::Report,
+    PrepareError, RegistryCheck, Settings, SettingsError, UnknownLayout, status::Report,
 };

@@ -1,6 +1,9 @@
 //! The messaging library on a database in memory that can fail on demand.
 
+mod cache;
 mod fake;
 mod faults;
+mod layouts;
 mod matching;
 mod patterns;
+mod registry;

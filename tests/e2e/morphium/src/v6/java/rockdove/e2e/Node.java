@@ -9,8 +9,11 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.function.UnaryOperator;
 
-/** A node of Morphium 6, layout Standard. */
+/** A node of Morphium 6. */
 final class Node implements Bus {
+    static final List<String> LAYOUTS =
+        List.of("StandardMessaging", "MultiCollectionMessaging", "DualChannelMessaging");
+
     private final Morphium morphium;
     private final MorphiumMessaging messaging;
 
@@ -18,7 +21,8 @@ final class Node implements Bus {
         MorphiumConfig config = new MorphiumConfig();
         config.connectionSettings().setDatabase(settings.database()).setMaxConnections(60).setMinConnections(2);
         config.clusterSettings().addHostToSeed("127.0.0.1", settings.server().port());
-        config.messagingSettings().setUseChangeStream(settings.changeStreams());
+        config.messagingSettings().setMessagingImplementation(settings.mode().layout());
+        config.messagingSettings().setUseChangeStream(settings.mode().changeStreams());
         config.messagingSettings().setMessageQueueName(settings.queue());
         config.messagingSettings().setSenderId(settings.id());
         morphium = new Morphium(config);
