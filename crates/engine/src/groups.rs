@@ -78,6 +78,8 @@ struct Bucket {
     paths: Vec<Path>,
     /// The others by what they need: number of the path, encoded value.
     bound: HashMap<Vec<u8>, Vec<usize>, foldhash::fast::RandomState>,
+    /// Length of the longest key of `bound`.
+    longest: usize,
 }
 
 /// One distinct pipeline and the events it let through lately.
@@ -196,7 +198,9 @@ impl Bucket {
             let vague = list.iter().any(|(path, value)| common(path) || *value == Value::Null);
             (vague, list.len())
         };
-        match group.pipeline.needs().into_iter().min_by_key(rating) {
+        let needs =
+            group.pipeline.needs().into_iter().filter(|list| list.iter().all(|need| is_simple(need.1)));
+        match needs.min_by_key(rating) {
             None => self.unbound.push(number),
             Some(list) => {
                 for (path, value) in list {
@@ -207,6 +211,7 @@ impl Bucket {
                     });
                     let mut key = Vec::new();
                     need(path, value, &mut key);
+                    self.longest = self.longest.max(key.len());
                     let places = self.bound.entry(key).or_default();
                     if places.last() != Some(&number) {
                         places.push(number);
@@ -247,9 +252,12 @@ impl Bucket {
         let mut key = Vec::new();
         for (number, path) in self.paths.iter().enumerate() {
             let visit = &mut |at: At<'_>| {
-                key.clear();
-                need(number, at.value.unwrap_or(Value::Null), &mut key);
-                numbers.extend(self.bound.get(&key).into_iter().flatten());
+                let value = at.value.unwrap_or(Value::Null);
+                if is_simple(value) && bytes_at_least(value) <= self.longest {
+                    key.clear();
+                    need(number, value, &mut key);
+                    numbers.extend(self.bound.get(&key).into_iter().flatten());
+                }
                 ControlFlow::<()>::Continue(())
             };
             let _ = event.for_each_value(path, Leaves::Elements, visit); // nothing breaks it
@@ -270,6 +278,20 @@ impl Bucket {
             group.remember(found);
             news.push(group.clone());
         }
+    }
+}
+
+/// Whether a value is looked up: documents and arrays as a whole would cost what they are long.
+fn is_simple(value: Value<'_>) -> bool {
+    !matches!(value, Value::Document(_) | Value::Array(_) | Value::CodeWithScope { .. })
+}
+
+/// A length that an encoded value has at least.
+fn bytes_at_least(value: Value<'_>) -> usize {
+    match value {
+        Value::String(text) | Value::Symbol(text) | Value::Code(text) => text.len(),
+        Value::Binary { bytes, .. } => bytes.len(),
+        _ => 0,
     }
 }
 
@@ -380,6 +402,9 @@ mod tests {
             doc! { "operationType": "drop" },
             doc! { "fullDocument.b": { "$gt": 3 } },
             doc! { "fullDocument.c": { "$ne": null } },
+            doc! { "fullDocument.c": { "d": 1 } },
+            doc! { "fullDocument.a": { "$in": [["t1"], [2, 3]] } },
+            doc! { "fullDocument.a": "a much longer text than any other" },
         ];
         for n in 0..6 {
             let (text, same) = (format!("t{n}"), f64::from(n));
