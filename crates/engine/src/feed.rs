@@ -93,12 +93,10 @@ impl Feed {
     }
 
     /// Takes in the events of a batch, which are in order and newer than all before.
-    pub fn publish(&self, events: Vec<Event>, upto: Timestamp) {
+    pub fn publish(&self, events: Vec<Arc<Event>>, upto: Timestamp) {
         let mut ring = self.shared.ring.write();
-        for event in events {
-            ring.bytes += event.bytes();
-            ring.events.push_back(Arc::new(event));
-        }
+        ring.bytes += events.iter().map(|event| event.bytes()).sum::<usize>();
+        ring.events.extend(events);
         ring.last = upto;
         ring.trim();
         drop(ring);
@@ -390,9 +388,9 @@ mod tests {
         Timestamp::from_bits(1000 + n)
     }
 
-    fn insert(n: u64, ns: &str) -> Event {
+    fn insert(n: u64, ns: &str) -> Arc<Event> {
         let doc = doc! { "_id": n as i64 };
-        Event::new(at(n), 0, Namespace::parse(ns).unwrap(), [0; 16], Change::Insert { doc })
+        Event::new(at(n), 0, Namespace::parse(ns).unwrap(), [0; 16], Change::Insert { doc }).into()
     }
 
     fn feed(bytes_max: usize) -> Feed {
@@ -482,7 +480,7 @@ mod tests {
         let feed = feed(1 << 20);
         let mut stream = follow(&feed, collection(), "", 0).unwrap();
         let drop = Event::new(at(2), 0, Namespace::parse("a.b").unwrap(), [0; 16], Change::Drop);
-        feed.publish(vec![insert(1, "a.b"), drop], at(2));
+        feed.publish(vec![insert(1, "a.b"), drop.into()], at(2));
         let mut kinds = Vec::new();
         loop {
             let batch = stream.next(1, 1 << 20, Duration::from_secs(5)).await.unwrap();

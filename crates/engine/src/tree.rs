@@ -323,7 +323,12 @@ impl Node {
     fn split(&mut self, at_end: bool) -> Split {
         match self {
             Node::Leaf(keys) => {
-                let right = keys.split_off(if at_end { keys.len() - 1 } else { keys.len() / 2 });
+                let mut right = keys.split_off(if at_end { keys.len() - 1 } else { keys.len() / 2 });
+                if at_end {
+                    // It goes on to grow as the left one did.
+                    right.bytes.reserve_exact(keys.bytes.len());
+                    right.ends.reserve_exact(keys.len());
+                }
                 let bound = bound_between(keys.get(keys.len() - 1), &right.get(0).to_vec());
                 (bound, Node::Leaf(right))
             }
