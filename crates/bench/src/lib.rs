@@ -6,6 +6,7 @@
 pub mod bus;
 pub mod chart;
 pub mod compare;
+pub mod copies;
 pub mod engine;
 pub mod raw;
 pub mod report;

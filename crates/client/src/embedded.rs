@@ -13,11 +13,11 @@ use bson::{Bson, Document, doc};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
-use rockdove_documents::filter::{Filter, FilterOptions};
+use rockdove_documents::filter::{Alternatives, Filter, FilterOptions};
 use rockdove_documents::projection::{Projection, ProjectionOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, UpdateOptions};
-use rockdove_documents::{Doc, Error, Value, code};
+use rockdove_documents::{Doc, Error, Scanned, Value, code};
 use rockdove_engine::{
     Ack, ChangeStream, Definition, DeleteStatement, Engine, EventPipeline, Namespace, OpenError, Options,
     Outcome, StartAt, Statement, Token, UpdateStatement, View, Write, WriteReply,
@@ -370,13 +370,17 @@ impl Stages {
 }
 
 impl EventPipeline for Stages {
-    fn apply(&self, event: Doc) -> Result<Option<Doc>, Error> {
+    fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>, Error> {
         for filter in &self.0 {
-            if !filter.matches(event.raw())? {
+            if !filter.matches_scanned(event)? {
                 return Ok(None);
             }
         }
-        Ok(Some(event))
+        Ok(Some(event.doc().clone()))
+    }
+
+    fn needs(&self) -> Vec<Alternatives<'_>> {
+        self.0.iter().flat_map(Filter::needs).collect()
     }
 }
 

@@ -7,7 +7,8 @@ use crate::command::{
     WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
-use crate::feed::{ChangeStream, EventPipeline, Feed, FeedStats, Scope};
+use crate::feed::{ChangeStream, Feed, FeedStats};
+use crate::groups::{EventPipeline, Scope};
 use crate::keeper::Keeper;
 use crate::limits::Memory;
 use crate::open::{self, OpenError};

@@ -107,7 +107,7 @@ pub struct Sequencer {
 /// One batch being put together.
 pub struct Batch {
     encoder: BatchEncoder,
-    events: Vec<Event>,
+    events: Vec<Arc<Event>>,
     replies: Vec<(Ack, Reply)>,
     /// Retry records of this batch; they join the others once it is in the log.
     pending: Sessions,
@@ -403,7 +403,7 @@ impl Sequencer {
         let at = batch.encoder.next_at();
         let event = self.state.apply(at, batch.wall_ms, &effect, after, &mut self.scratch)?;
         batch.encoder.push(&effect);
-        batch.events.extend(event);
+        batch.events.extend(event.map(Arc::new));
         batch.upto = at;
         Ok(())
     }
@@ -479,7 +479,7 @@ impl Sequencer {
         self.expire_sessions(batch.wall_ms);
     }
 
-    fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Event>) {
+    fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Arc<Event>>) {
         self.index = index;
         self.unmarked_bytes += size;
         if self.unmarked_bytes >= MARK_BYTES {

@@ -4,7 +4,7 @@ mod bus;
 
 use bus::BusBench;
 use clap::{Args, Subcommand};
-use rockdove_bench::{Report, compare, engine, streams, wire};
+use rockdove_bench::{Report, compare, copies, engine, streams, wire};
 use rockdove_server::{Config, Server, Storage};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -88,6 +88,8 @@ impl Bench {
                     Server::start(Config { listen, storage: Storage::Memory, ..Config::default() }).await?;
                 report.extend(wire::against_echo(server.address(), exchanges).await?);
                 server.stop().await.map_err(anyhow::Error::msg)?;
+                eprintln!("counting copies…");
+                report.extend(copies::count().await?);
                 eprintln!("measuring change streams…");
                 report.extend(streams::none_matching(count, 2000).await?);
                 eprintln!("measuring the engine…");
