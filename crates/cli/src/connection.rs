@@ -1,7 +1,7 @@
 //! The options that say where a messaging command connects, and how it sends.
 
 use clap::Args;
-use rockdove::{Bus, BusBuilder, Layout, Message};
+use rockdove::{Bus, BusBuilder, DriverBackend, Layout, Message};
 use std::time::Duration;
 
 /// The address used when none is given: the local server, whatever its replica set calls itself.
@@ -19,9 +19,10 @@ pub struct Connection {
     /// Queue
     #[arg(long, default_value = "msg", value_name = "NAME")]
     queue: String,
-    /// How the queue is spread over collections: standard, multi-collection or dual-channel (Morphium's names do, too)
-    #[arg(long, default_value = "standard", value_name = "NAME", value_parser = str::parse::<Layout>)]
-    layout: Layout,
+    /// How the queue is spread over collections: standard, multi-collection or dual-channel, or Morphium's name for
+    /// it [default: standard; doctor finds out]
+    #[arg(long, value_name = "NAME", value_parser = str::parse::<Layout>)]
+    layout: Option<Layout>,
     /// Id of this node; a random one unless given
     #[arg(long, value_name = "ID")]
     sender_id: Option<String>,
@@ -33,7 +34,8 @@ pub struct Connection {
 impl Connection {
     /// A bus for these options.
     pub fn bus(&self) -> BusBuilder {
-        let mut bus = Bus::builder(self.uri.clone()).queue(self.queue.clone()).layout(self.layout);
+        let mut bus =
+            Bus::builder(self.uri.clone()).queue(self.queue.clone()).layout(self.layout.unwrap_or_default());
         if let Some(database) = &self.db {
             bus = bus.database(database.clone());
         }
@@ -41,6 +43,21 @@ impl Connection {
             bus = bus.sender_id(id.clone());
         }
         if self.polling { bus.polling() } else { bus }
+    }
+
+    /// The database itself, without a bus.
+    pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
+        Ok(DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?)
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// The layout, if one is given.
+    pub fn layout(&self) -> Option<Layout> {
+        self.layout
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod bench;
 mod connection;
+mod doctor;
 mod exit;
 mod logging;
 mod output;
@@ -40,6 +41,7 @@ enum Command {
     Sub(sub::Args),
     Request(request::Args),
     Reply(reply::Args),
+    Doctor(doctor::Args),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
 }
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Sub(args) => tool(sub::run(args)),
         Command::Request(args) => tool(request::run(args)),
         Command::Reply(args) => tool(reply::run(args)),
+        Command::Doctor(args) => tool(doctor::run(args)),
     };
     match result {
         Ok(exit) => exit.into(),

@@ -184,6 +184,26 @@ fn commands_work(server: &Server, more: &[&str]) {
 }
 
 #[test]
+fn the_doctor_says_what_is_wrong() {
+    let server = Server::start();
+    let empty = server.run(&["doctor"]);
+    assert_eq!(empty.status.code(), Some(4), "no node is there");
+    assert!(text(&empty).contains("the queue has no collections"), "{}", text(&empty));
+    for layout in Layout::ALL {
+        let mode = ["--layout", layout.name(), "--queue", &format!("q-{}", layout.name())];
+        let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "n1"], &mode[..]].concat());
+        server.run(&[&["pub", "t", "heard"], &mode[..]].concat());
+        lines.recv_timeout(LIMIT).unwrap();
+        until("in order", || server.run(&[&["doctor"], &mode[2..]].concat()).status.code() == Some(0));
+        server.run(&[&["pub", "t", "lost", "--to", "nobody"], &mode[..]].concat());
+        let found = server.run(&[&["doctor", "--json", "--patience", "0s"], &mode[2..]].concat());
+        let problem =
+            text(&found).lines().any(|line| line.contains("\"Recipients\"") && line.contains("nobody (1)"));
+        assert!(problem && found.status.code() == Some(4), "{}", text(&found));
+    }
+}
+
+#[test]
 fn silence_and_mistakes_have_their_codes() {
     let server = Server::start();
     assert_eq!(server.run(&["request", "nobody", "--timeout", "200ms"]).status.code(), Some(3));

@@ -1,6 +1,7 @@
 //! The messaging library on a database in memory that can fail on demand.
 
 mod cache;
+mod doctor;
 mod fake;
 mod faults;
 mod layouts;
