@@ -3,7 +3,8 @@
 use crate::checkpoint::{self, CheckpointError};
 use crate::clock::Clock;
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteReply,
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteError,
+    WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
 use crate::feed::{ChangeStream, EventPipeline, Feed, FeedStats, Scope};
@@ -256,7 +257,7 @@ impl Engine {
     }
 
     /// Changes or removes one document and returns it.
-    pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply> {
+    pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
         let is_small = command.filter.names_one_id();
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }

@@ -22,6 +22,10 @@ mod clock;
 mod collection;
 mod command;
 mod definition;
+#[cfg(fuzzing)]
+#[allow(missing_docs)]
+pub mod effects;
+#[cfg(not(fuzzing))]
 mod effects;
 mod engine;
 mod event;

@@ -39,7 +39,7 @@ enum Kind {
         #[arg(long, default_value_t = 1000)]
         streams: usize,
     },
-    /// Two servers with the same driver, in turns
+    /// Two servers with the same bare client, in turns
     Compare {
         /// URI of the server to judge
         #[arg(long)]
@@ -86,7 +86,7 @@ impl Bench {
                 report.extend(engine::inserts(stored).await?);
                 Ok(report)
             }
-            Kind::Compare { ours, theirs, exchanges } => compare::servers(&ours, &theirs, exchanges).await,
+            Kind::Compare { ours, theirs, exchanges } => compare::servers(&ours, &theirs, exchanges),
         }
     }
 }
