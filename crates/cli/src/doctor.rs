@@ -1,8 +1,9 @@
 //! `rockdove doctor`: what is wrong with a queue, in words.
 
-use crate::connection::{Connection, duration};
+use crate::connection::{Queue, duration};
 use crate::exit::{self, Exit};
 use clap::Parser;
+use rockdove::Layout;
 use rockdove::doctor::{Examination, Limits, Severity, examine};
 use serde_json::json;
 use std::io::{self, Write};
@@ -30,16 +31,19 @@ pub struct Args {
     /// Print each finding as one line of JSON
     #[arg(long)]
     json: bool,
+    /// The queue's layout: standard, multi-collection or dual-channel [default: found out]
+    #[arg(long, value_name = "NAME", value_parser = str::parse::<Layout>)]
+    layout: Option<Layout>,
     #[command(flatten)]
-    connection: Connection,
+    queue: Queue,
 }
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
     let limits =
         Limits { patience: args.patience, documents: usize::try_from(args.documents)?, ..Limits::default() };
-    let backend = args.connection.backend().await?;
-    let found = examine(&backend, args.connection.queue(), args.connection.layout(), limits).await?;
+    let backend = args.queue.backend().await?;
+    let found = examine(&backend, &args.queue.name, args.layout, limits).await?;
     print(&found, &args)?;
     Ok(if found.worst() >= Some(Severity::Warning) { Exit::Findings } else { Exit::Done })
 }

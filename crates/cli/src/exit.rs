@@ -10,7 +10,7 @@ Exit codes:
   1    error
   2    wrong usage
   3    no answer, or no message, within --timeout
-  4    doctor: something is not as it should be
+  4    doctor: something is not as it should be; migrate: something was left where it is
   130  interrupted (Ctrl-C); 143 terminated";
 
 /// How a command ended.

@@ -8,6 +8,7 @@ mod connection;
 mod doctor;
 mod exit;
 mod logging;
+mod migrate;
 mod output;
 mod payload;
 mod pub_;
@@ -42,6 +43,7 @@ enum Command {
     Request(request::Args),
     Reply(reply::Args),
     Doctor(doctor::Args),
+    Migrate(migrate::Args),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
 }
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Request(args) => tool(request::run(args)),
         Command::Reply(args) => tool(reply::run(args)),
         Command::Doctor(args) => tool(doctor::run(args)),
+        Command::Migrate(args) => tool(migrate::run(args)),
     };
     match result {
         Ok(exit) => exit.into(),

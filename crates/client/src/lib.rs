@@ -49,6 +49,7 @@ mod lane;
 mod lanes;
 mod listen;
 mod mailbox;
+pub mod migrate;
 mod node;
 mod participants;
 mod phase;

@@ -6,5 +6,6 @@ mod fake;
 mod faults;
 mod layouts;
 mod matching;
+mod migrate;
 mod patterns;
 mod registry;
