@@ -10,6 +10,7 @@ Exit codes:
   1    error
   2    wrong usage
   3    no answer, or no message, within --timeout
+  4    doctor: something is not as it should be; migrate: something was left where it is
   130  interrupted (Ctrl-C); 143 terminated";
 
 /// How a command ended.
@@ -19,6 +20,8 @@ pub enum Exit {
     Done,
     /// The time was over before what was waited for came.
     TimedOut,
+    /// Something is not as it should be.
+    Findings,
     /// A signal ended it; its number.
     Signal(u8),
 }
@@ -28,6 +31,7 @@ impl From<Exit> for ExitCode {
         match exit {
             Exit::Done => Self::SUCCESS,
             Exit::TimedOut => Self::from(3),
+            Exit::Findings => Self::from(4),
             Exit::Signal(number) => Self::from(128 + number),
         }
     }

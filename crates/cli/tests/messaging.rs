@@ -184,6 +184,59 @@ fn commands_work(server: &Server, more: &[&str]) {
 }
 
 #[test]
+fn the_doctor_says_what_is_wrong() {
+    let server = Server::start();
+    let empty = server.run(&["doctor"]);
+    assert_eq!(empty.status.code(), Some(4), "no node is there");
+    assert!(text(&empty).contains("the queue has no collections"), "{}", text(&empty));
+    for layout in Layout::ALL {
+        let mode = ["--layout", layout.name(), "--queue", &format!("q-{}", layout.name())];
+        let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "n1"], &mode[..]].concat());
+        server.run(&[&["pub", "t", "heard"], &mode[..]].concat());
+        lines.recv_timeout(LIMIT).unwrap();
+        until("in order", || server.run(&[&["doctor"], &mode[2..]].concat()).status.code() == Some(0));
+        server.run(&[&["pub", "t", "lost", "--to", "nobody"], &mode[..]].concat());
+        let found = server.run(&[&["doctor", "--json", "--patience", "0s"], &mode[2..]].concat());
+        let problem =
+            text(&found).lines().any(|line| line.contains("\"Recipients\"") && line.contains("nobody (1)"));
+        assert!(problem && found.status.code() == Some(4), "{}", text(&found));
+    }
+}
+
+#[test]
+fn a_queue_changes_its_layout() {
+    let server = Server::start();
+    let new = ["--layout", "multi-collection"];
+    let sent = server.run(&["pub", "t", "waits", "--exclusive", "--count", "20", "--ttl", "5m"]);
+    let drained = server.run(&["migrate", "--to", "multi-collection", "--drain"]);
+    assert_eq!((drained.status.code(), text(&drained).starts_with("20 moved")), (Some(0), true));
+    let heard =
+        server.run(&[&["sub", "t", "--count", "20", "--timeout", "30s", "--json"], &new[..]].concat());
+    assert_eq!(heard.status.code(), Some(0));
+    let ids = text(&heard);
+    assert!(text(&sent).lines().all(|id| ids.contains(id)));
+    // A bridge is killed in mid-work, and another goes on.
+    let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "new"], &new[..]].concat());
+    until("the new node is there", || text(&server.run(&["doctor"])).contains("layout multi-collection"));
+    let (mut bridge, _) = server.start_lines(&["migrate", "--to", "multi-collection"]);
+    server.run(&["pub", "t", "1", "--exclusive", "--count", "10", "--ttl", "5m"]);
+    let mut values: Vec<String> = (0..10).map(|_| lines.recv_timeout(LIMIT).unwrap()).collect();
+    bridge.kill();
+    server.run(&["pub", "t", "2", "--exclusive", "--count", "10", "--ttl", "5m"]);
+    assert_eq!(
+        server.run(&["migrate", "--to", "multi-collection"]).status.code(),
+        Some(1),
+        "its lock is left"
+    );
+    server.run(&["pub", "t", "3", "--to", "nobody"]);
+    assert_eq!(server.run(&["migrate", "--to", "standard"]).status.code(), Some(1));
+    assert_eq!(server.run(&["migrate", "--from", "dual-channel", "--to", "standard"]).status.code(), Some(2));
+    std::thread::sleep(Duration::from_millis(500));
+    values.extend(lines.try_iter());
+    assert_eq!(values.len(), 10);
+}
+
+#[test]
 fn silence_and_mistakes_have_their_codes() {
     let server = Server::start();
     assert_eq!(server.run(&["request", "nobody", "--timeout", "200ms"]).status.code(), Some(3));

@@ -26,7 +26,11 @@
 //! * Exclusive: one node processes it. It is claimed and marked before the listener runs; a listener that fails
 //!   gives it back; a node that dies while its listener runs does not (at most once from then on).
 //! * Answers: each reaches the caller that waits for it once, before anything else is written.
-//! * Order: priority, then age, per node, when the bus is [`sequential`](BusBuilder::sequential); otherwise none.
+//! * Order: priority, then age, per node and collection, when the bus is [`sequential`](BusBuilder::sequential); otherwise none.
+//!
+//! A queue has one of three layouts ([`Layout`]), which all its nodes use; the guarantees are the same in each. In the
+//! MultiCollection and DualChannel layouts a directed message is one copy per recipient, so each recipient of an
+//! exclusive one processes it.
 //!
 //! Limits: two windows of messages queued per lane (200 by default, then polls take over), 100 listener calls at a
 //! time, 10 000 waiting requests, 1024 unread answers per request; see [`Settings`].
@@ -36,6 +40,7 @@ pub mod backend;
 mod bus;
 mod cache;
 mod core;
+pub mod doctor;
 mod driver;
 mod embedded;
 mod error;
@@ -44,6 +49,7 @@ mod lane;
 mod lanes;
 mod listen;
 mod mailbox;
+pub mod migrate;
 mod node;
 mod participants;
 mod phase;

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use rockdove::{Bus, Delivery, Embedded, HandlerError, Message, Reject};
+use rockdove::{Bus, Delivery, Embedded, HandlerError, Layout, Message, Reject};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,7 +20,11 @@ async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
 }
 
 async fn connect(store: &Embedded, id: &str) -> Bus {
-    store.bus().sender_id(id).connect().await.unwrap()
+    connect_as(store, Layout::Standard, id).await
+}
+
+async fn connect_as(store: &Embedded, layout: Layout, id: &str) -> Bus {
+    store.bus().layout(layout).sender_id(id).connect().await.unwrap()
 }
 
 /// A listener that counts its calls.
@@ -36,8 +40,15 @@ fn count(
 
 #[tokio::test]
 async fn broadcasts_directed_messages_and_requests() {
+    for layout in Layout::ALL {
+        every_pattern(layout).await;
+    }
+}
+
+async fn every_pattern(layout: Layout) {
     let store = Embedded::memory().unwrap();
-    let (a, b, c) = (connect(&store, "a").await, connect(&store, "b").await, connect(&store, "c").await);
+    let [a, b, c] = ["a", "b", "c"].map(|id| connect_as(&store, layout, id));
+    let (a, b, c) = tokio::join!(a, b, c);
     let (at_b, at_c) = (Arc::default(), Arc::default());
     b.subscribe("t", count(&at_b)).await.unwrap();
     c.subscribe("t", count(&at_c)).await.unwrap();
@@ -58,13 +69,19 @@ async fn broadcasts_directed_messages_and_requests() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exclusive_messages_are_processed_once_whatever_fails() {
+    for layout in Layout::ALL {
+        exclusive_once(layout).await;
+    }
+}
+
+async fn exclusive_once(layout: Layout) {
     let store = Embedded::memory().unwrap();
-    let sender = connect(&store, "sender").await;
+    let sender = connect_as(&store, layout, "sender").await;
     let done: Arc<Mutex<Vec<String>>> = Arc::default();
     let tries = Arc::new(AtomicUsize::new(0));
     let mut nodes = Vec::new();
     for id in ["n1", "n2", "n3"] {
-        let (bus, done, tries) = (connect(&store, id).await, done.clone(), tries.clone());
+        let (bus, done, tries) = (connect_as(&store, layout, id).await, done.clone(), tries.clone());
         bus.subscribe("t", move |message| {
             let nth = tries.fetch_add(1, Ordering::SeqCst);
             let done = done.clone();

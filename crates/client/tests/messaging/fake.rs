@@ -26,10 +26,13 @@ pub struct Fault {
     pub applied: bool,
 }
 
+/// What an open stream follows (`None` = the database), its stages, and where its events go.
+type OpenFeed = (Option<String>, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>);
+
 #[derive(Default)]
 struct State {
     collections: BTreeMap<String, Vec<Document>>,
-    feeds: Vec<(Option<String>, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>)>,
+    feeds: Vec<OpenFeed>,
     faults: VecDeque<Fault>,
     calls: HashMap<String, usize>,
     before_drop: Option<Document>,
@@ -204,6 +207,16 @@ impl Fake {
         let state = self.state.lock();
         let specs = state.specs.get(collection).into_iter().flatten();
         specs.into_iter().any(|spec| spec.get_str("name").unwrap() == name)
+    }
+
+    pub fn specs(&self, collection: &str) -> Vec<Document> {
+        self.state.lock().specs.get(collection).cloned().unwrap_or_default()
+    }
+
+    pub fn drop_index(&self, collection: &str, name: &str) {
+        let mut state = self.state.lock();
+        let specs = state.specs.get_mut(collection).expect("it has indexes");
+        specs.retain(|spec| spec.get_str("name").unwrap() != name);
     }
 
     /// Gives a collection an index, as another program would.
