@@ -5,8 +5,9 @@
 //! ```
 //!
 //! The dispatcher evaluates each distinct pipeline at most once per event, away from the sequencer, and wakes only
-//! the streams of groups that matched (`groups.rs`). A stream that lags behind what its group remembers reads the
-//! ring itself.
+//! the streams of groups that matched (`groups.rs`). While few pipelines are followed, whoever publishes a few events
+//! delivers them at once instead: that costs less than waking the dispatcher, and the streams hear of it sooner. A
+//! stream that lags behind what its group remembers reads the ring itself.
 //!
 //! Invariants
 //! * Every stream sees events in the log's order, each at most once; a position is a time in the log.
@@ -26,6 +27,10 @@ use std::time::{Duration, Instant};
 
 /// How many events are delivered in one go; streams open between two goes.
 const DELIVERY_MAX: usize = 64;
+/// Up to so many distinct pipelines, and so many undelivered events, are delivered by whoever publishes.
+const DELIVER_AT_ONCE_MAX: usize = 4;
+/// So many of the newest events are looked at before the others are searched.
+const NEAR: usize = 8;
 /// Most events the ring keeps, whatever their size.
 const RING_EVENTS_MAX: usize = 1_000_000;
 
@@ -100,7 +105,9 @@ impl Feed {
         ring.last = upto;
         ring.trim();
         drop(ring);
-        self.shared.wake();
+        if !self.shared.deliver_at_once() {
+            self.shared.wake();
+        }
     }
 
     /// Puts events from before the start of the feed in front: the log's recent history.
@@ -172,7 +179,12 @@ impl Ring {
 
     /// Up to `count_max` events after `after`.
     fn after(&self, after: Timestamp, count_max: usize) -> Vec<Arc<Event>> {
-        let start = self.events.partition_point(|event| event.at <= after);
+        // Who asks is mostly almost up to date.
+        let newer = self.events.iter().rev().take(NEAR).take_while(|event| event.at > after).count();
+        let start = match newer {
+            NEAR => self.events.partition_point(|event| event.at <= after),
+            _ => self.events.len() - newer,
+        };
         self.events.range(start..).take(count_max).cloned().collect()
     }
 }
@@ -211,34 +223,51 @@ impl Shared {
     /// The dispatcher's loop.
     fn dispatch(&self) {
         while !self.stopping.load(Ordering::Acquire) {
-            let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
-            let (events, last) = {
-                let ring = self.ring.read();
-                (ring.after(from, DELIVERY_MAX), ring.last)
-            };
-            match events.last() {
-                Some(newest) => self.deliver(&events, newest.at),
-                None if last > from => self.deliver(&[], last),
-                None => {
-                    let mut guard = self.wake.0.lock();
-                    if self.ring.read().last <= from && !self.stopping.load(Ordering::Acquire) {
-                        self.wake.1.wait_for(&mut guard, Duration::from_secs(1));
-                    }
-                }
+            if self.deliver(&self.groups(), DELIVERY_MAX) {
+                continue;
+            }
+            let mut guard = self.wake.0.lock();
+            let dispatched = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
+            if self.ring.read().last <= dispatched && !self.stopping.load(Ordering::Acquire) {
+                self.wake.1.wait_for(&mut guard, Duration::from_secs(1));
             }
         }
     }
 
-    /// Gives `events` to the groups, then moves the mark to `upto`.
-    fn deliver(&self, events: &[Arc<Event>], upto: Timestamp) {
-        let groups = self.groups();
+    /// Delivers what was just published, if that is little work and nobody else is at it. Otherwise the dispatcher
+    /// has to be woken.
+    fn deliver_at_once(&self) -> bool {
+        let Some(groups) = self.groups.try_lock() else { return false };
+        if groups.len() > DELIVER_AT_ONCE_MAX {
+            return false;
+        }
+        self.deliver(&groups, DELIVER_AT_ONCE_MAX);
+        self.dispatched.load(Ordering::Acquire) >= self.ring.read().last.bits()
+    }
+
+    /// Gives the groups up to `count_max` events that they have not seen and moves the mark; whether there were any.
+    /// Only who holds the groups moves the mark, so that no event is given twice.
+    fn deliver(&self, groups: &Groups, count_max: usize) -> bool {
+        let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
+        let (events, last) = {
+            let ring = self.ring.read();
+            (ring.after(from, count_max), ring.last)
+        };
+        // Fewer than asked for are all there are: times without an event are behind us too.
+        let upto = match events.last() {
+            Some(newest) if events.len() == count_max => newest.at,
+            _ => last,
+        };
+        if upto <= from {
+            return false;
+        }
         let mut news = Vec::new();
         events.iter().for_each(|event| groups.deliver(event, self.epoch, &mut news));
         self.dispatched.store(upto.bits(), Ordering::Release);
-        drop(groups);
         news.sort_unstable_by_key(Arc::as_ptr);
         news.dedup_by(|a, b| Arc::ptr_eq(a, b));
         news.iter().for_each(|group| group.news.notify_waiters());
+        true
     }
 }
 
