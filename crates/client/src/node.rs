@@ -203,9 +203,13 @@ impl Node {
         if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
         }
-        let calls = indexes.iter().map(|index| self.backend.create_index(collection, index));
+        // Asking first costs one call; creating what is there would cost one for each index.
+        let existing = self.backend.indexes(collection).await.unwrap_or_default();
+        let is_missing = |index: &&IndexDefinition| !existing.iter().any(|one| index.is_served_by(one));
+        let missing: Vec<_> = indexes.iter().filter(is_missing).collect();
+        let calls = missing.iter().map(|index| self.backend.create_index(collection, index));
         let mut complete = true;
-        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&indexes) {
+        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&missing) {
             let Err(error) = result else { continue };
             complete &= !error.is_transient();
             if error.kind() != BackendErrorKind::IndexConflict || !self.is_served(collection, index).await {
@@ -224,7 +228,8 @@ impl Node {
         }
     }
 
-    /// Whether another index does what this one is to do; Java nodes of some versions name theirs differently.
+    /// Whether another index, made meanwhile, does what this one is to do; Java nodes of some versions name theirs
+    /// differently.
     async fn is_served(&self, collection: &str, index: &IndexDefinition) -> bool {
         let existing = self.backend.indexes(collection).await;
         existing.is_ok_and(|all| all.iter().any(|existing| index.is_served_by(existing)))
