@@ -17,13 +17,13 @@
 use super::Lane;
 use super::process::{Heard, Read};
 use crate::backend::{BackendErrorKind, BackendResult, Durability, Find, Updated};
+use crate::clock;
 use crate::core::Outcome;
 use crate::listen::Resolution;
-use crate::node::{CALL_RETRIES, now_ms};
+use crate::node::CALL_RETRIES;
 use bson::Document;
 use rockdove_messages::{Lock, Message, MessageId, filter, lock_expiry};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// The result of trying to lock or claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ impl Lane {
     /// hold it, because a message is in progress once. Whose it is is not asked at the first attempt: then it is
     /// almost always another node's, which was a little faster.
     async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
-        let now = now_ms();
+        let now = self.node.now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
         let document = lock.to_document();
@@ -163,7 +163,7 @@ impl Lane {
     async fn was_it_us(&self, id: &MessageId, tries: u32) -> Claim {
         match self.read(id).await {
             Read::Found(message) if message.processed_by == [self.node.me.as_str()] => {
-                let over = tries == 1 && self.core.lock().was_processed(id, Instant::now());
+                let over = tries == 1 && self.core.lock().was_processed(id, clock::now());
                 if over { Claim::Over } else { Claim::Ours }
             }
             Read::Found(_) | Read::Gone | Read::Poison => Claim::Over,
@@ -213,7 +213,9 @@ impl Lane {
             let delete = || self.node.backend.delete(&self.collection, filter::by_id(id));
             self.node.retry(CALL_RETRIES, delete).await.map(drop)
         } else {
-            let update = || self.update(filter::by_id(id), filter::expire_at(now_ms().saturating_add(delay)));
+            let update = || {
+                self.update(filter::by_id(id), filter::expire_at(self.node.now_ms().saturating_add(delay)))
+            };
             self.node.retry(CALL_RETRIES, update).await.map(drop)
         };
         if let Err(error) = done {

@@ -3,14 +3,14 @@
 use super::{Lane, Ticket};
 use crate::backend::{BackendErrorKind, Find};
 use crate::bus::Bus;
+use crate::clock;
 use crate::core::{Drop, Element, Outcome, Verdict, View, judge};
 use crate::listen::{Delivery, HandlerError, Listener, Reject, Reply, Resolution};
-use crate::node::{CALL_RETRIES, now_ms};
+use crate::node::CALL_RETRIES;
 use futures_util::FutureExt;
 use rockdove_messages::{Message, MessageId, filter};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What reading a message by id found.
 pub(super) enum Read {
@@ -36,7 +36,7 @@ impl Lane {
     /// Processes one queued element. The ticket's outcome tells the core how it ended.
     pub(super) async fn process(self: Arc<Self>, element: Element, ticket: Ticket) {
         let doubtful = |message: &Message| {
-            message.exclusive && self.core.lock().is_doubtful(element.since, Instant::now())
+            message.exclusive && self.core.lock().is_doubtful(element.since, clock::now())
         };
         let message = match element.snapshot.filter(|message| !doubtful(message)) {
             Some(message) => *message,
@@ -68,7 +68,7 @@ impl Lane {
             listened: self.serves(&message.topic),
             awaited: node.waiters.awaits(message.in_answer_to.as_ref()),
             paused: node.is_paused(&message.topic),
-            now_ms: now_ms(),
+            now_ms: node.now_ms(),
         };
         judge(message, view)
     }
@@ -142,6 +142,7 @@ impl Lane {
             let delivery = Delivery { message: message.clone(), bus: Bus::of(self.node.clone()) };
             let call = AssertUnwindSafe(listener.call(delivery)).catch_unwind();
             let result = tokio::select! {
+                biased;
                 result = call => result,
                 () = self.interrupted() => return Heard::Interrupted,
             };
