@@ -180,7 +180,10 @@ impl LaneCore {
 
     /// A stream announced a message.
     pub(crate) fn offer(&mut self, mut element: Element, now: Instant) -> Offer {
-        if self.seen.contains(&element.id) || self.is_known(&element.id, now) {
+        // An insert is announced once: what was processed here, say after a poll found it, is announced late. Its
+        // snapshot still looks unmarked.
+        let had = self.seen.contains(&element.id) || self.exclusives.contains(&element.id, now);
+        if had || self.is_known(&element.id, now) {
             return Offer::Known;
         }
         if self.queue.len() >= self.limits.queue {

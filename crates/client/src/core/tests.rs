@@ -266,6 +266,15 @@ fn processed_exclusive_messages_are_remembered_but_may_come_again() {
 }
 
 #[test]
+fn an_exclusive_message_found_by_a_poll_is_not_taken_again_from_a_late_event() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.poll(vec![element(1, 0)]);
+    assert_eq!(lane.next(), Some(id(1)));
+    lane.finish(1, Outcome::Processed);
+    assert_eq!(lane.offer(1), Offer::Known);
+}
+
+#[test]
 fn failed_broadcasts_do_not_fill_the_window() {
     let mut lane = Lane::caught_up(10, 1);
     lane.offer(1);
