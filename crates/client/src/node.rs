@@ -27,6 +27,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// How long marks, releases and reads are retried.
 pub(crate) const CALL_RETRIES: Duration = Duration::from_secs(30);
+/// How long calls are retried on which it hangs whether a message is lost: as long as the bus runs.
+pub(crate) const WHILE_RUNNING: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Pause before a loop that panicked is started again.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
 

@@ -4,6 +4,7 @@ use super::{Lane, Reach};
 use crate::backend::Find;
 use crate::clock;
 use crate::core::Element;
+use crate::node::CALL_RETRIES;
 use crate::phase::Phase;
 use rockdove_messages::{Head, MessageId, filter};
 use std::sync::Arc;
@@ -98,7 +99,7 @@ impl Lane {
     fn fetch_answer(self: &Arc<Self>, id: MessageId) {
         let lane = self.clone();
         self.node.runtime.spawn(async move {
-            if let super::process::Read::Found(answer) = lane.read(&id).await {
+            if let super::process::Read::Found(answer) = lane.read(&id, CALL_RETRIES).await {
                 lane.take_answer(*answer);
             }
         });

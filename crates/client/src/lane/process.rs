@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use rockdove_messages::{Message, MessageId, filter};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What reading a message by id found.
 pub(super) enum Read {
@@ -40,7 +41,7 @@ impl Lane {
         };
         let message = match element.snapshot.filter(|message| !doubtful(message)) {
             Some(message) => *message,
-            None => match self.read(&element.id).await {
+            None => match self.read(&element.id, CALL_RETRIES).await {
                 Read::Found(message) => *message,
                 Read::Gone => return ticket.end(Outcome::Done),
                 Read::Poison => return ticket.end(Outcome::Poison),
@@ -73,10 +74,10 @@ impl Lane {
         judge(message, view)
     }
 
-    /// Reads a message by id from the primary.
-    pub(super) async fn read(&self, id: &MessageId) -> Read {
+    /// Reads a message by id from the primary; tries for at most `limit`.
+    pub(super) async fn read(&self, id: &MessageId, limit: Duration) -> Read {
         let find = || Find { filter: filter::by_id(id), limit: 1, ..Find::default() };
-        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(&self.collection, find())).await;
+        let found = self.node.retry(limit, || self.node.backend.find(&self.collection, find())).await;
         match found.map(|found| found.into_iter().next()) {
             Ok(None) => Read::Gone,
             Ok(Some(document)) => match Message::from_document(document) {

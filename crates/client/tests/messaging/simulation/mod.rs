@@ -75,7 +75,7 @@ async fn run(world: &Arc<World>, length: Duration) -> Result<(), String> {
     });
     let mut nodes: Vec<_> = (0..NODES).map(|index| Node::new(world, index)).collect();
     let end = Instant::now() + length;
-    let mut last_ms = 0;
+    let (mut last_ms, mut told) = (0, 0);
     while Instant::now() < end {
         let begin_ms = world.now_ms();
         storm(world, &mut nodes).await?;
@@ -86,6 +86,11 @@ async fn run(world: &Arc<World>, length: Duration) -> Result<(), String> {
         judge(world, &nodes)?;
         purge(world, last_ms).await;
         last_ms = begin_ms;
+        let hours = world.elapsed_ms() / 3_600_000;
+        if hours >= told + 6 {
+            told = hours;
+            println!("{:?}: {hours} hours, {} messages", world.fake.layout, world.ledger.lock().total());
+        }
     }
     expiry.abort();
     Ok(())
@@ -200,7 +205,7 @@ fn from_environment<T: std::str::FromStr>(name: &str) -> Option<T> {
 
 /// A few hours, with other seeds for each layout.
 fn hours(layout: Layout, seeds: [u64; 3]) {
-    let length = from_environment("ROCKDOVE_HOURS").unwrap_or(1.0);
+    let length = from_environment("ROCKDOVE_HOURS").unwrap_or(0.6);
     match from_environment("ROCKDOVE_SEED") {
         Some(seed) => println!("{:?}", simulate(layout, seed, length)),
         None => seeds.into_iter().for_each(|seed| println!("{:?}", simulate(layout, seed, length))),
