@@ -26,6 +26,7 @@
 //! The files are described in `docs/format/segment.md` and `docs/format/journal-state.md`.
 #![forbid(unsafe_code)]
 
+mod ack;
 mod checksum;
 pub mod disk;
 mod error;
@@ -47,6 +48,7 @@ mod sync;
 mod tests;
 mod writer;
 
+pub use ack::{Ack, Cluster, Follower, Level, UnknownLevel, Watermarks, acknowledge};
 pub use error::{AppendError, CloseError, Damage, DiskError, DropError, OpenError, ReadError, WaitError};
 pub use journal::{Health, Journal};
 pub use options::{Options, PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SyncPolicy};
