@@ -64,12 +64,12 @@ impl Folder {
         self.0.sync_names().map_err(error("sync the names in", self.path(FOLDER)))
     }
 
-    /// The lock, or `None` if somebody else has it.
-    pub(crate) fn lock(&self) -> Result<Option<FolderLock>, DiskError> {
-        match self.0.lock() {
+    /// The lock of this name, or `None` if somebody else has it.
+    pub(crate) fn lock(&self, name: &str) -> Result<Option<FolderLock>, DiskError> {
+        match self.0.lock(name) {
             Ok(lock) => Ok(Some(lock)),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(error("lock", self.path(FOLDER))(e)),
+            Err(e) => Err(error("lock", self.path(name))(e)),
         }
     }
 }
@@ -146,6 +146,10 @@ impl LogFile {
 
     pub(crate) fn allocate(&self, len: u64) -> Result<(), DiskError> {
         self.file.allocate(len).map_err(self.error("reserve space for"))
+    }
+
+    pub(crate) fn shorten(&self, len: u64) -> Result<(), DiskError> {
+        self.file.shorten(len).map_err(self.error("shorten"))
     }
 
     pub(crate) fn sync(&self) -> Result<(), DiskError> {

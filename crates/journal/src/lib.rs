@@ -28,30 +28,48 @@
 
 mod ack;
 mod checksum;
+mod control;
+mod cursor;
+mod cycle;
 pub mod disk;
 mod error;
 mod file;
 mod frame;
 mod journal;
+mod keeper;
 mod options;
 mod prepare;
 mod reader;
 mod recover;
 mod repair;
+mod retention;
+mod risk;
 mod scan;
+mod seek;
 mod segment;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 mod state;
 mod sync;
+mod tail;
 #[cfg(test)]
 mod tests;
+mod view;
 mod writer;
 
 pub use ack::{Ack, Cluster, Follower, Level, UnknownLevel, Watermarks, acknowledge};
+pub use control::Synced;
+pub use cursor::{CURSOR_NAME_BYTES_MAX, CursorError, CursorPosition};
+pub use cycle::{Cycle, CycleError, CycleLength};
 pub use error::{AppendError, CloseError, Damage, DiskError, DropError, OpenError, ReadError, WaitError};
 pub use journal::{Health, Journal};
-pub use options::{Options, PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SyncPolicy};
+pub use options::{
+    CycleChoice, Options, PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SyncPolicy,
+};
 pub use reader::{Entry, Reader};
 pub use recover::{Cut, Recovery};
-pub use writer::Writer;
+pub use retention::{Released, Retention};
+pub use risk::{Cap, Cause, Causes, Exposure, RiskPolicy, Scope};
+pub use tail::{EntryRef, NamedTailer, Seek, Tailer, Visibility, WaitStrategy};
+pub use view::LogView;
+pub use writer::{Appender, BatchError, Payload, Terms, Ticket, Writer};

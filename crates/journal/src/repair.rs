@@ -41,10 +41,10 @@ pub(crate) fn cut(
         let evidence = &evidence[i + usize::from(stop.keep)];
         if evidence.end > evidence.start {
             let name = free_name(folder, segment.base)?;
-            folder.rename(&segment.name(), &name)?;
+            folder.rename(&segment.name, &name)?;
             report.kept_in.push(folder.path(&name));
         } else {
-            folder.remove(&segment.name())?;
+            folder.remove(&segment.name)?;
         }
         folder.sync_names()?;
     }

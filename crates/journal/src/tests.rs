@@ -4,6 +4,7 @@ mod crash;
 mod damage;
 mod faults;
 mod golden;
+mod risk;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ const LONG: Duration = Duration::from_secs(30);
 
 /// Small segments, and syncs only when a test asks for them or a segment is complete.
 fn options() -> Options {
-    Options { segment_bytes: 16 << 10, sync: SyncPolicy::Never }
+    Options { segment_bytes: 16 << 10, sync: SyncPolicy::Never, ..Options::default() }
 }
 
 fn try_open(disk: &SimDisk) -> Result<(Journal, Writer, Recovery), OpenError> {
