@@ -64,6 +64,12 @@ impl Folder {
         self.0.sync_names().map_err(error("sync the names in", self.path(FOLDER)))
     }
 
+    /// A file that takes a handle only while it is used.
+    pub(crate) fn reopened(&self, name: &str) -> LogFile {
+        let file = Arc::new(Reopened { disk: self.0.clone(), name: name.into() });
+        LogFile { file, path: self.path(name).into() }
+    }
+
     /// The lock of this name, or `None` if somebody else has it.
     pub(crate) fn lock(&self, name: &str) -> Result<Option<FolderLock>, DiskError> {
         match self.0.lock(name) {
@@ -71,6 +77,38 @@ impl Folder {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(e) => Err(error("lock", self.path(name))(e)),
         }
+    }
+}
+
+/// A file that is opened for each call: there may be more segments than a process may have open files.
+struct Reopened {
+    disk: Arc<dyn Disk>,
+    name: String,
+}
+
+impl File for Reopened {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.open_read(&self.name)?.read_at(buf, offset)
+    }
+
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        self.disk.open(&self.name)?.write_at(parts, offset)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.disk.open(&self.name)?.allocate(len)
+    }
+
+    fn shorten(&self, len: u64) -> io::Result<()> {
+        self.disk.open(&self.name)?.shorten(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.open(&self.name)?.sync()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.open_read(&self.name)?.len()
     }
 }
 

@@ -241,13 +241,13 @@ impl Journal {
         let listeners = self.0.release_listeners.lock().clone();
         for segment in gone {
             let released = Released {
-                file: self.0.folder.path(&segment.name),
+                file: self.0.folder.path(&segment.name()),
                 entries: segment.base..=segment.last(),
                 bytes: segment.disk_bytes(),
             };
             listeners.iter().for_each(|listener| listener(&released));
             self.0.segments.write().retain(|s| !Arc::ptr_eq(s, &segment));
-            self.0.folder.remove(&segment.name)?;
+            self.0.folder.remove(&segment.name())?;
             self.0.folder.sync_names().map_err(|e| self.0.desk.fail(e))?;
         }
         Ok(first)
@@ -281,7 +281,7 @@ impl Source for Shared {
     }
 
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
-        let file = self.folder.open_read(&segment.name)?;
+        let file = self.folder.open_read(&segment.name())?;
         Ok(Scanner::new(file, self.log_id, segment.salt))
     }
 

@@ -240,7 +240,16 @@ fn finish_drop(folder: &Folder, segments: &mut Vec<(u64, String)>, first: u64) -
 }
 
 fn load_all(folder: &Folder, segments: &[(u64, String)], state: &State) -> Result<Vec<Found>, OpenError> {
-    segments.iter().map(|(base, name)| load(folder.open(name)?, *base, name, state)).collect()
+    let mut found = Vec::with_capacity(segments.len());
+    for (base, name) in segments {
+        let mut segment = load(folder.open(name)?, *base, name, state)?;
+        if segment.seal.is_some() {
+            // The handle goes: there may be more sealed segments than handles.
+            segment.file = folder.reopened(name);
+        }
+        found.push(segment);
+    }
+    Ok(found)
 }
 
 /// Checks a segment's head pages.

@@ -181,7 +181,8 @@ pub(crate) fn base_of(name: &str) -> Option<u64> {
 /// A segment of the running log. Only the writer moves `end`, `last` and the times.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    pub name: String,
+    /// Changes only while there is no frame; who reads from outside learns of it later.
+    name: Mutex<String>,
     /// Index of its first frame, present or to come.
     pub base: u64,
     pub salt: u64,
@@ -216,7 +217,7 @@ impl Segment {
     /// A segment that was found.
     pub(crate) fn new(name: String, base: u64, header: &Header, disk_bytes: u64, contents: Contents) -> Self {
         Segment {
-            name,
+            name: name.into(),
             base,
             salt: header.salt,
             size: header.size,
@@ -235,6 +236,14 @@ impl Segment {
         let contents =
             Contents { end: FRAMES_AT, last: base - 1, first_time: 0, last_time: 0, sealed: false };
         Segment::new(name, base, header, header.size, contents)
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.name.lock().clone()
+    }
+
+    pub(crate) fn set_name(&self, name: &str) {
+        name.clone_into(&mut self.name.lock());
     }
 
     pub(crate) fn end(&self) -> u64 {

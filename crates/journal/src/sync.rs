@@ -194,7 +194,12 @@ impl Desk {
     pub(crate) fn request(&self, causes: impl Into<Causes>) {
         let mut state = self.state.lock();
         state.requested = self.written();
-        state.causes.join(causes.into());
+        if state.requested <= self.synced() {
+            // A round that was under way has made it durable: there will be no other one for it.
+            self.succeed(&mut state, causes.into(), 0);
+        } else {
+            state.causes.join(causes.into());
+        }
         self.work.notify_one();
     }
 
@@ -229,6 +234,12 @@ impl Desk {
 
     pub(crate) fn exposure(&self) -> Exposure {
         self.ledger.as_ref().map_or_else(Exposure::default, |ledger| ledger.lock().exposure())
+    }
+
+    /// Whether a mark is waiting to be appended.
+    #[cfg(test)]
+    pub(crate) fn is_announcing(&self) -> bool {
+        self.state.lock().announce.is_some()
     }
 
     /// How many sync rounds had each cause.
@@ -333,6 +344,13 @@ impl Desk {
             self.moved.wait(&mut state);
         }
         state.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// The active segment has got another name, which is not durable yet.
+    pub(crate) fn renamed(&self, file: LogFile) {
+        if let Some(active) = self.state.lock().dirty.last_mut() {
+            (active.file, active.named) = (file, false);
+        }
     }
 
     /// Ends the log. The first failure stays.
@@ -460,12 +478,18 @@ impl Desk {
         if synced.iter().any(|s| s.seal.is_some()) {
             causes.join(Cause::Seal.into());
         }
+        self.succeed(&mut state, causes, released);
+        self.moved.notify_all();
+    }
+
+    /// What these causes asked for is durable.
+    fn succeed(&self, state: &mut DeskState, causes: Causes, released: u128) {
         causes.iter().for_each(|cause| state.rounds[cause as usize] += 1);
         if self.announces && causes.are_announced() {
-            state.announce = Some(Synced { upto: target, released, causes }.joined(state.announce));
+            let mark = Synced { upto: self.synced(), released, causes };
+            state.announce = Some(mark.joined(state.announce));
             state.announce_at = Some(Instant::now());
         }
-        self.moved.notify_all();
     }
 
     fn forget_sealed(&self) {

@@ -35,6 +35,10 @@ pub(crate) trait Source: Send + Sync {
     fn watermarks(&self) -> Watermarks;
     /// Ordered by base.
     fn segments(&self) -> &RwLock<Vec<Arc<Segment>>>;
+    /// Looks again which files there are: one was not found under the name it had.
+    fn relist(&self) -> Result<(), ReadError> {
+        Ok(())
+    }
     /// Opens a segment for reading.
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError>;
     /// Sleeps until an entry after `index` may be visible; false if it certainly is not.
@@ -425,13 +429,17 @@ impl Tailer {
         let gone = || ReadError::BeforeStart { index, first: self.source.first_index() };
         let segment = self.source.segment_with(index).ok_or_else(gone)?;
         match self.source.scanner(&segment) {
-            Ok(scanner) => Ok((segment, scanner)),
-            Err(error) if error.is_not_found() => {
-                self.source.refresh()?;
-                Err(if self.source.first_index() > index { gone() } else { error.into() })
-            }
-            Err(error) => Err(error.into()),
+            Ok(scanner) => return Ok((segment, scanner)),
+            // Removed, or renamed when its first frame came.
+            Err(error) if error.is_not_found() => self.source.relist()?,
+            Err(error) => return Err(error.into()),
         }
+        let segment = self.source.segment_with(index).ok_or_else(gone)?;
+        let scanner = match self.source.scanner(&segment) {
+            Err(error) if error.is_not_found() && self.source.first_index() > index => return Err(gone()),
+            scanner => scanner?,
+        };
+        Ok((segment, scanner))
     }
 }
 

@@ -154,7 +154,7 @@ fn sealed_and_next(folder: &Folder, state: &State) -> Result<(Vec<Arc<Segment>>,
 }
 
 fn scanner(folder: &Folder, state: &State, segment: &Segment) -> Result<Scanner, DiskError> {
-    Ok(Scanner::new(folder.open_read(&segment.name)?, state.log_id, segment.salt))
+    Ok(Scanner::new(folder.open_read(&segment.name())?, state.log_id, segment.salt))
 }
 
 impl Inner {
@@ -207,6 +207,9 @@ impl Inner {
             let gone = segments.partition_point(|s| s.base < *first).min(segments.len() - 1);
             segments.drain(..gone);
         }
+        if let Some((_, name)) = names.iter().find(|(base, _)| *base == end.segment.base) {
+            end.segment.set_name(name);
+        }
         let next = end.segment.last() + 1;
         let Some((base, name)) = names.iter().find(|(base, _)| *base >= next) else { return Ok(false) };
         if *base > next {
@@ -215,7 +218,7 @@ impl Inner {
             if *base == end.segment.last() + 1 {
                 return Ok(true);
             }
-            let (file, offset) = (self.folder.path(&end.segment.name), end.segment.end());
+            let (file, offset) = (self.folder.path(&end.segment.name()), end.segment.end());
             return Err(Damage { file, offset, index: end.segment.last() + 1, what }.into());
         }
         let file = match self.folder.open_read(name) {
@@ -231,9 +234,7 @@ impl Inner {
                 return Ok(false);
             }
         };
-        let is_same =
-            end.segment.is_empty() && found.header.salt == end.segment.salt && *name == end.segment.name;
-        if is_same {
+        if end.segment.base == *base && found.header.salt == end.segment.salt {
             return Ok(false);
         }
         self.enter(end, &found)?;
@@ -279,6 +280,11 @@ impl Source for Inner {
                 return Ok(());
             }
         }
+    }
+
+    fn relist(&self) -> Result<(), ReadError> {
+        let mut end = self.end.lock();
+        self.list(&mut end).map(drop)
     }
 
     fn watermarks(&self) -> Watermarks {

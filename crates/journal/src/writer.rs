@@ -664,14 +664,15 @@ impl Core {
     fn relabel(&mut self, shared: &Shared, lap: &Lap) -> Result<(), AppendError> {
         let base = self.active.base;
         let name = segment::labelled_name(Some(&lap.label), base);
-        if name == self.active.name {
+        let before = self.active.name();
+        if name == before {
             return Ok(());
         }
-        shared.folder.rename(&self.active.name, &name).map_err(segment_error)?;
-        let header =
-            segment::Header { log_id: shared.log_id, salt: self.active.salt, size: self.active.size };
-        let file = self.file.clone().renamed(shared.folder.path(&name));
-        self.replace_active(shared, Arc::new(Segment::empty(name, base, &header)), file, None)
+        shared.folder.rename(&before, &name).map_err(segment_error)?;
+        self.active.set_name(&name);
+        self.file = self.file.clone().renamed(shared.folder.path(&name));
+        shared.desk.renamed(self.file.clone());
+        Ok(())
     }
 
     fn replace_active(

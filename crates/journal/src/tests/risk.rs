@@ -91,7 +91,7 @@ fn triggers_during_a_sync_lead_to_one_more() {
     let paused = disk.pause_syncs(".seg");
     let mut first = add(&mut writer, Level::Risk, 5);
     until("the sync has begun", || disk.counts().syncs == before + 1);
-    let mut more: Vec<_> = (0..50).map(|_| add(&mut writer, Level::Risk, 5)).collect();
+    let mut more: Vec<_> = (0..40).map(|_| add(&mut writer, Level::Risk, 5)).collect();
     let mut small = add(&mut writer, Level::Risk, 4);
     assert!(small.poll().unwrap().is_some(), "what is not over the threshold does not wait");
     assert!(first.poll().unwrap().is_none() && first.was_held());
@@ -200,6 +200,19 @@ fn marks_follow_the_syncs_that_were_asked_for() {
     let (journal, _writer, recovery) = open(&disk.kill());
     assert_eq!(recovery.last_index, 6);
     assert_eq!(journal.read_from(1).unwrap().count(), 4);
+}
+
+#[test]
+fn a_fence_after_everything_is_synced_has_its_mark() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer) = open_with(&disk, RiskPolicy { announce: true, ..RiskPolicy::default() });
+    add(&mut writer, Level::Async, 1);
+    sync(&journal);
+    journal.fence();
+    until("the mark is there", || journal.written() == 2);
+    let mut tailer = journal.tailer();
+    while tailer.next_entry().unwrap().is_some() {}
+    assert_eq!(tailer.last_mark().map(|m| m.upto), Some(1));
 }
 
 /// The mark cannot be appended while an append waits for the disk; it comes afterwards.

@@ -29,7 +29,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// What a log may hold: an entry that is this much later than the one before and this long, or a mark.
 fn contents() -> impl Strategy<Value = Vec<Option<(u64, usize)>>> {
-    let entry = (prop_oneof![3 => 0u64..1, 2 => 1u64..10], prop_oneof![9 => 0usize..600, 1 => 3000usize..20_000]);
+    let entry =
+        (prop_oneof![3 => 0u64..1, 2 => 1u64..10], prop_oneof![9 => 0usize..600, 1 => 3000usize..20_000]);
     prop::collection::vec(prop::option::weighted(0.9, entry), 0..100)
 }
 
@@ -53,10 +54,9 @@ fn make(disk: &SimDisk, contents: &[Option<(u64, usize)>]) -> (Journal, Writer, 
                 let upto = journal.written();
                 journal.fence();
                 journal.wait_synced_blocking(upto, LONG).unwrap();
-                let deadline = Instant::now() + Duration::from_millis(5);
-                while journal.written() == upto && Instant::now() < deadline {
-                    std::thread::yield_now();
-                }
+                until("no mark is pending", || !journal.0.desk.is_announcing());
+                // It is taken before it is appended, under this lock.
+                drop(journal.0.core.lock());
             }
             None => {}
         }
@@ -191,7 +191,8 @@ fn synced_tailers_wait_for_the_disk() {
     sync(&journal);
     append(&mut writer, 3..=4, 10);
     let mut tailer = journal.tailer().with_visibility(Visibility::Synced);
-    let mut seen = || std::iter::from_fn(|| tailer.next_entry().unwrap().map(|e| e.index)).collect::<Vec<_>>();
+    let mut seen =
+        || std::iter::from_fn(|| tailer.next_entry().unwrap().map(|e| e.index)).collect::<Vec<_>>();
     assert_eq!((seen(), seen()), (vec![1, 2], vec![]));
     sync(&journal);
     assert_eq!(seen(), [3, 4]);
@@ -373,7 +374,12 @@ fn batches_and_built_entries_are_what_was_given() {
         journal.read_from(1).unwrap().map(Result::unwrap).map(|e| (e.time_ns, e.payload.to_vec())).collect()
     };
     let mut expected: Vec<_> = payloads.into_iter().map(|p| (5, p)).collect();
-    expected.extend([(6, b"a".to_vec()), (6, b"b".to_vec()), (7, b"hello world".to_vec()), (10, b"last".to_vec())]);
+    expected.extend([
+        (6, b"a".to_vec()),
+        (6, b"b".to_vec()),
+        (7, b"hello world".to_vec()),
+        (10, b"last".to_vec()),
+    ]);
     assert!(read(&journal) == expected);
     let (after, _writer, recovery) = open(&disk.kill());
     assert_eq!(recovery.cut, None);
