@@ -29,6 +29,10 @@ impl Folder {
         &*self.0
     }
 
+    pub(crate) fn disk_handle(&self) -> Arc<dyn Disk> {
+        self.0.clone()
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path(name)
     }

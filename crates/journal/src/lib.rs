@@ -35,6 +35,7 @@ pub mod disk;
 mod error;
 mod file;
 mod frame;
+mod inspect;
 mod journal;
 mod keeper;
 mod options;
@@ -62,6 +63,9 @@ pub use control::Synced;
 pub use cursor::{CURSOR_NAME_BYTES_MAX, CursorError, CursorPosition};
 pub use cycle::{Cycle, CycleError, CycleLength};
 pub use error::{AppendError, CloseError, Damage, DiskError, DropError, OpenError, ReadError, WaitError};
+pub use inspect::{
+    Finding, Inspection, RepairOptions, RepairReport, SegmentReport, Severity, inspect, repair,
+};
 pub use journal::{Health, Journal};
 pub use options::{
     CycleChoice, Options, PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SyncPolicy,

@@ -135,9 +135,22 @@ pub(crate) struct Evidence {
     durable: u64,
 }
 
+/// What to do about damage to what was durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strictness {
+    /// It is an error, and nothing changes.
+    KeepDurable,
+    /// The log ends before it. An operator has said so.
+    AcceptLoss,
+}
+
 /// Recovers the log in a locked folder. After an error other than one of the disk nothing was changed, except
 /// that stray temporary files and already dropped segments are gone.
-pub(crate) fn recover(folder: &Folder, choice: &CycleChoice) -> Result<Recovered, OpenError> {
+pub(crate) fn recover(
+    folder: &Folder,
+    choice: &CycleChoice,
+    strictness: Strictness,
+) -> Result<Recovered, OpenError> {
     let names = folder.names()?;
     remove_temps(folder, &names)?;
     let mut segments = segment_names(&names);
@@ -155,14 +168,14 @@ pub(crate) fn recover(folder: &Folder, choice: &CycleChoice) -> Result<Recovered
     let Walk { last, durable, stop } = walk(&mut found, &state)?;
     let evidence = gather(&found, stop.as_ref(), last.index + 1, state.log_id)?;
     let durable = evidence.iter().map(|e| e.durable).fold(durable, u64::max);
-    if last.index < durable {
+    if last.index < durable && strictness == Strictness::KeepDurable {
         return Err(missing(folder, &found, stop.as_ref(), &evidence, last.index + 1).into());
     }
     let cut = match &stop {
         Some(stop) => repair::cut(folder, &mut found, stop, &evidence, last.index + 1)?,
         None => None,
     };
-    repair::settle(&mut found, if state.clean { last.index } else { durable }, state.log_id)?;
+    repair::settle(&mut found, if state.clean { last.index } else { durable.min(last.index) }, state.log_id)?;
     folder.sync_names()?;
     state_file.update(|s| {
         (s.boot_id, s.clean, s.durable_upto) = (boot_id, false, last.index);
@@ -402,6 +415,20 @@ impl Found {
             *last = Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link: own_link };
             self.last = *last;
         }
+    }
+
+    /// Whether anything lies from an offset on.
+    pub(crate) fn has_bytes_from(&self, start: u64) -> Result<bool, OpenError> {
+        let (mut scanner, size) = (Scanner::new(self.file.clone(), [0; 16], 0), self.header.size);
+        let mut at = start;
+        while at < size {
+            let window = scanner.window(at, size)?;
+            if first_nonzero(window).is_some() {
+                return Ok(true);
+            }
+            at += window.len() as u64;
+        }
+        Ok(false)
     }
 
     /// Looks for bytes and whole frames from `start` on. A frame's header checks itself with the file's secret

@@ -60,7 +60,7 @@ fn whole_range(evidence: &[Evidence]) -> Option<std::ops::RangeInclusive<u64>> {
 }
 
 /// A name for cut bytes that is not in use.
-fn free_name(folder: &Folder, index: u64) -> Result<String, DiskError> {
+pub(crate) fn free_name(folder: &Folder, index: u64) -> Result<String, DiskError> {
     let names = folder.names()?;
     let candidates = (0u64..).map(|i| format!("cut-{index:020}-{i}.lost"));
     Ok(candidates.into_iter().find(|n| !names.contains(n)).expect("fewer names than numbers"))

@@ -361,9 +361,17 @@ impl Disk for SimDisk {
     }
 
     fn lock(&self, name: &str) -> io::Result<FolderLock> {
-        if !self.world().locked.insert(name.into()) {
+        let mut world = self.world();
+        if !world.locked.insert(name.into()) {
             return Err(ErrorKind::WouldBlock.into());
         }
+        if !world.names.contains_key(name) {
+            let id = world.files.len();
+            world.files.push(Content::default());
+            world.names.insert(name.into(), id);
+            world.durable_names.insert(name.into(), id);
+        }
+        drop(world);
         Ok(Box::new(SimLock(self.clone(), name.into())))
     }
 

@@ -64,6 +64,11 @@ enum Copy {
 }
 
 impl State {
+    /// The record of a log whose own is lost.
+    pub(crate) fn rebuilt(log_id: [u8; 16], boot_id: [u8; 16], first: u64) -> State {
+        State { sequence: 0, log_id, boot_id, first, durable_upto: first - 1, clean: false, cycle: None }
+    }
+
     fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         put(&mut bytes, 0, MAGIC);
@@ -142,7 +147,11 @@ impl StateFile {
         boot_id: [u8; 16],
         cycle: Option<Cycle>,
     ) -> Result<Self, DiskError> {
-        let state = State { sequence: 0, log_id, boot_id, first: 1, durable_upto: 0, clean: false, cycle };
+        StateFile::replace(folder, State { cycle, ..State::rebuilt(log_id, boot_id, 1) })
+    }
+
+    /// Makes the file, durably, in the place of one that may be there.
+    pub(crate) fn replace(folder: &Folder, state: State) -> Result<Self, DiskError> {
         let temp = format!("{NAME}{TEMP_ENDING}");
         let file = folder.create(&temp)?;
         file.allocate(2 * PAGE)?;
@@ -183,6 +192,19 @@ impl StateFile {
         let what = "neither copy of the state is readable";
         let state = newest.ok_or(Damage { file: file.path(), offset: 0, index: 0, what })?;
         Ok(StateFile { file, state })
+    }
+
+    /// Where the copies lie that are not whole although they were written.
+    pub(crate) fn unreadable_copies(&self) -> Result<impl Iterator<Item = u64>, DiskError> {
+        let mut bad = Vec::new();
+        for at in [0, PAGE] {
+            let mut bytes = [0; RECORD_BYTES];
+            self.file.read(&mut bytes, at)?;
+            if matches!(State::decode(&bytes), Copy::Unreadable) && bytes.iter().any(|b| *b != 0) {
+                bad.push(at);
+            }
+        }
+        Ok(bad.into_iter())
     }
 
     pub(crate) fn state(&self) -> &State {

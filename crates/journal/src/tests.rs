@@ -5,6 +5,7 @@ mod cycles;
 mod damage;
 mod faults;
 mod golden;
+mod inspect;
 mod risk;
 mod tail;
 

@@ -27,7 +27,7 @@ use crate::journal::{Journal, LOCK, Shared};
 use crate::keeper::Keeper;
 use crate::options::{Options, PAYLOAD_BYTES_MAX};
 use crate::prepare::{Preparer, Spare};
-use crate::recover::{self, Recovery};
+use crate::recover::{self, Recovery, Strictness};
 use crate::risk::Cause;
 use crate::segment::{self, FRAMES_AT, Seal, Segment};
 use crate::sync::{Asked, Desk, Dirty, Syncer};
@@ -80,7 +80,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         return Err(OpenError::Options(fault));
     }
     let lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
-    let found = recover::recover(&folder, &options.cycle)?;
+    let found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
     let (log_id, cycle) = (found.state_file.state().log_id, found.state_file.state().cycle.clone());
     let mut segments = found.segments;
     let (active, file, named) = match found.active {
