@@ -19,6 +19,10 @@ pub enum Exit {
     Done,
     /// The time was over before what was waited for came.
     TimedOut,
+    /// `log verify`: the log was not closed cleanly.
+    Unclean,
+    /// `log verify`: it is damaged.
+    Damaged,
     /// A signal ended it; its number.
     Signal(u8),
 }
@@ -28,6 +32,8 @@ impl From<Exit> for ExitCode {
         match exit {
             Exit::Done => Self::SUCCESS,
             Exit::TimedOut => Self::from(3),
+            Exit::Unclean => Self::from(4),
+            Exit::Damaged => Self::from(5),
             Exit::Signal(number) => Self::from(128 + number),
         }
     }

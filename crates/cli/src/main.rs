@@ -6,6 +6,7 @@
 mod bench;
 mod connection;
 mod exit;
+mod log;
 mod logging;
 mod output;
 mod payload;
@@ -40,6 +41,7 @@ enum Command {
     Sub(sub::Args),
     Request(request::Args),
     Reply(reply::Args),
+    Log(log::Log),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
 }
@@ -49,6 +51,10 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(serve) => return serve.run(),
         Command::Bench(bench) => return bench.run(),
+        Command::Log(args) => {
+            logging::init("warn");
+            log::run(args)
+        }
         Command::Pub(args) => tool(pub_::run(args)),
         Command::Sub(args) => tool(sub::run(args)),
         Command::Request(args) => tool(request::run(args)),
@@ -57,8 +63,11 @@ fn main() -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("rockdove: {error:#}");
-            exit::code_of(&error)
+            let code = exit::code_of(&error);
+            if code != ExitCode::SUCCESS {
+                eprintln!("rockdove: {error:#}");
+            }
+            code
         }
     }
 }

@@ -56,6 +56,8 @@ pub trait File: Send + Sync {
     fn shorten(&self, len: u64) -> io::Result<()>;
     /// Makes the file's bytes and length durable.
     fn sync(&self) -> io::Result<()>;
+    /// Whether it still has a name in the folder it was made in, or any other.
+    fn has_name(&self) -> io::Result<bool>;
     /// Its length in bytes.
     fn len(&self) -> io::Result<u64>;
     /// True if it has no bytes.

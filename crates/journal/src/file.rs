@@ -111,6 +111,10 @@ impl File for Reopened {
         self.disk.open(&self.name)?.sync()
     }
 
+    fn has_name(&self) -> io::Result<bool> {
+        self.disk.open_read(&self.name)?.has_name()
+    }
+
     fn len(&self) -> io::Result<u64> {
         self.disk.open_read(&self.name)?.len()
     }
@@ -196,5 +200,19 @@ impl LogFile {
 
     pub(crate) fn sync(&self) -> Result<(), DiskError> {
         self.file.sync().map_err(self.error("sync"))
+    }
+
+    /// An error if somebody has removed the file, or taken its end away: what is written to it is lost then, although
+    /// every call succeeds.
+    pub(crate) fn check(&self, len: u64) -> Result<(), DiskError> {
+        let find = || self.error("find");
+        let lost = |what: &str| find()(io::Error::new(io::ErrorKind::NotFound, what));
+        if !self.file.has_name().map_err(find())? {
+            return Err(lost("it was removed while the log is open"));
+        }
+        match self.file.len().map_err(find())? < len {
+            true => Err(lost("it was shortened while the log is open")),
+            false => Ok(()),
+        }
     }
 }

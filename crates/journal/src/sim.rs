@@ -468,6 +468,12 @@ impl File for SimFile {
         Ok(())
     }
 
+    fn has_name(&self) -> io::Result<bool> {
+        let world = self.disk.world();
+        world.running()?;
+        Ok(world.names.values().any(|id| *id == self.id))
+    }
+
     fn len(&self) -> io::Result<u64> {
         let world = self.disk.world();
         world.running()?;

@@ -600,6 +600,7 @@ impl Shared {
 fn sync_files(folder: &Folder, dirty: &[Dirty]) -> Result<(), DiskError> {
     for segment in dirty {
         segment.file.sync()?;
+        segment.file.check(segment.segment.end())?;
     }
     if dirty.iter().any(|d| !d.named) {
         folder.sync_names()?;
