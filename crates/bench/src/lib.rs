@@ -5,6 +5,7 @@
 
 pub mod compare;
 pub mod engine;
+pub mod log;
 pub mod report;
 pub mod streams;
 pub mod wire;

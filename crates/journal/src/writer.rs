@@ -182,6 +182,11 @@ impl Writer {
         append_all(&self.shared, payloads, terms)
     }
 
+    /// A handle on the log.
+    pub fn journal(&self) -> Journal {
+        Journal(self.shared.clone())
+    }
+
     /// A handle that other threads can append with.
     pub fn appender(&self) -> Appender {
         Appender(self.shared.clone())
