@@ -597,7 +597,11 @@ fn give_up(folder: &Folder, segments: &[(u64, String)]) -> Result<Vec<PathBuf>, 
             }
             Err(other) => return Err(other),
         };
-        let Some(seal) = found.seal else { break };
+        let Some(seal) = found.seal else {
+            // Its frames are walked when the log is opened.
+            link = None;
+            continue;
+        };
         if !seal_is_right(&found, link, state.log_id)? {
             unseal(&found)?;
             break;

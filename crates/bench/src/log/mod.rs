@@ -73,9 +73,12 @@ impl Curve {
     }
 }
 
+/// Longest latency that is told apart from longer ones.
+const LATENCY_MAX: Duration = Duration::from_secs(120);
+
 /// An empty histogram of nanoseconds.
 fn histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are allowed")
+    Histogram::new_with_bounds(1, limits::nanos(LATENCY_MAX), 3).expect("the bounds and digits are allowed")
 }
 
 /// Everything a run found.
