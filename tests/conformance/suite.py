@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PYMONGO = "4.20.1"
 TOOLS = ["pytest>=8.2,<10", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "simplejson"]
-COMPRESSION = ["python-snappy", "backports.zstd"]
+COMPRESSION = ["python-snappy", "backports.zstd; python_version < '3.14'"]
 
 
 class SetupError(Exception):
@@ -68,7 +68,8 @@ def prepare(say):
     """Makes (once) the folder with PyMongo and its tests; returns (python, folder of the tests)."""
     home = cache() / f"pymongo-{PYMONGO}"
     python, tests, ready = home / "venv/bin/python", home / "suite", home / "ready"
-    if ready.exists() and python.exists():
+    wanted = "\n".join([f"pymongo=={PYMONGO}", *TOOLS, *COMPRESSION])
+    if ready.exists() and ready.read_text() == wanted and python.exists():
         return python, tests
     say(f"installing PyMongo {PYMONGO} and its tests into {home}")
     home.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def prepare(say):
     run_quietly(*pip, "install", "--only-binary", ":all:", f"pymongo=={PYMONGO}", *TOOLS, *COMPRESSION)
     run_quietly(*pip, "download", "--no-binary", ":all:", "--no-deps", "-d", home, f"pymongo=={PYMONGO}")
     unpack(home / f"pymongo-{PYMONGO}.tar.gz", tests)
-    ready.touch()
+    ready.write_text(wanted)
     return python, tests
 
 

@@ -1,22 +1,24 @@
-//! Two servers with the same driver, one connection each, measured in turns: what a client of a bus does most.
+//! Two servers with the same client, in turns: what a client of a bus does most, one connection each.
+//!
+//! The client is [`Raw`]: a driver's own work would hide what differs, and not every peer takes every driver.
 
+use crate::message::message;
+use crate::raw::{Raw, cursor, frame};
 use crate::report::{Report, Target};
-use anyhow::{Context, Result};
-use bson::{Document, doc};
-use futures_util::StreamExt;
-use mongodb::options::ClientOptions;
-use mongodb::{Client, Collection};
+use anyhow::{Context, Result, ensure};
+use rockdove_documents::{Doc, DocBuilder, doc};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Exchanges before the measurement, on each server (a JVM needs some).
+/// Exchanges before the measurement, on each server and round (a JVM needs some).
 const WARM_UP: usize = 1500;
+/// A round is shorter if it would take longer than this for the warm-up, and than this again for the measurement:
+/// some peers need milliseconds for what others do in microseconds.
+const ROUND_TIME_MAX: Duration = Duration::from_secs(4);
 /// Rounds in which the servers take turns.
 const ROUNDS: usize = 3;
-
-/// The collection used on one server.
-struct Peer {
-    collection: Collection<Document>,
-}
+const DATABASE: &str = "rockdove_bench";
+const COLLECTION: &str = "compare";
 
 /// One kind of exchange.
 #[derive(Clone, Copy)]
@@ -28,8 +30,8 @@ enum Exchange {
 }
 
 /// Measures `ours` against `theirs`; medians of the rounds' medians, as ratios.
-pub async fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
-    let (ours, theirs) = (Peer::connect(ours).await?, Peer::connect(theirs).await?);
+pub fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
+    let (mut ours, mut theirs) = (Peer::connect(ours)?, Peer::connect(theirs)?);
     let mut report = Report::default();
     for (name, exchange, limit) in [
         ("insert", Exchange::Insert, 0.5),
@@ -39,8 +41,8 @@ pub async fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Repor
     ] {
         let (mut own, mut other) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            own.push(ours.median(exchange, exchanges).await?);
-            other.push(theirs.median(exchange, exchanges).await?);
+            own.push(ours.median(exchange, exchanges)?);
+            other.push(theirs.median(exchange, exchanges)?);
         }
         let (own, other) = (middle(own), middle(other));
         report.add(format!("{name}: p50 ours"), own * 1e6, "us", Target::None);
@@ -50,52 +52,162 @@ pub async fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Repor
     Ok(report)
 }
 
+/// A server, and what was done with it so far.
+struct Peer {
+    address: SocketAddr,
+    connection: Raw,
+    /// Documents inserted so far: the number of the next one.
+    inserted: u64,
+}
+
 impl Peer {
-    async fn connect(uri: &str) -> Result<Peer> {
-        let mut options = ClientOptions::parse(uri).await.with_context(|| format!("the URI {uri}"))?;
-        options.max_pool_size = Some(4);
-        // Retryable writes are off for both: not every peer carries them out once.
-        options.retry_writes = Some(false);
-        let collection = Client::with_options(options)?.database("bench").collection("compare");
-        collection.drop().await.with_context(|| format!("the server at {uri}"))?;
-        Ok(Peer { collection })
+    fn connect(uri: &str) -> Result<Peer> {
+        let address = address(uri)?;
+        let mut connection = greet(address).with_context(|| format!("the server at {uri}"))?;
+        // A database that is not there may be an error, by the protocol; what must not stay is told by the inserts.
+        connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE }))?;
+        connection.receive()?;
+        Ok(Peer { address, connection, inserted: 0 })
     }
 
-    async fn median(&self, exchange: Exchange, exchanges: usize) -> Result<f64> {
+    fn next_document(&mut self) -> Doc {
+        self.inserted += 1;
+        message(self.inserted)
+    }
+
+    fn median(&mut self, exchange: Exchange, exchanges: usize) -> Result<f64> {
         let mut times = Vec::with_capacity(exchanges);
-        let mut events = match exchange {
-            Exchange::Event => Some(self.collection.watch().await?),
+        let mut stream = match exchange {
+            Exchange::Event => Some(Stream::open(self.address)?),
             _ => None,
         };
-        for n in 0..(WARM_UP + exchanges) as i64 {
-            let id = bson::oid::ObjectId::new();
-            let document = doc! { "_id": id, "topic": "orders.created", "value": "x".repeat(300), "n": n, "processed_by": [] };
-            if !matches!(exchange, Exchange::Insert | Exchange::Event) {
-                self.collection.insert_one(&document).await?;
+        let begun = Instant::now();
+        let mut warm = None;
+        for n in 0.. {
+            if warm.is_none() && (n >= WARM_UP || begun.elapsed() > ROUND_TIME_MAX) {
+                warm = Some(Instant::now());
             }
-            let started = Instant::now();
-            match exchange {
-                Exchange::Insert => drop(self.collection.insert_one(document).await?),
-                Exchange::Find => {
-                    drop(self.collection.find_one(doc! { "_id": id }).await?.context("a document is gone")?)
-                }
-                Exchange::Update => {
-                    let update = doc! { "$addToSet": { "processed_by": "me" } };
-                    self.collection.update_one(doc! { "_id": id }, update).await?;
-                }
-                Exchange::Event => {
-                    self.collection.insert_one(document).await?;
-                    let events = events.as_mut().context("no stream")?;
-                    let event = tokio::time::timeout(Duration::from_secs(30), events.next()).await;
-                    event.context("no event in 30 s")?.context("the stream ended")??;
-                }
+            let enough = times.len() >= exchanges || warm.is_some_and(|warm| warm.elapsed() > ROUND_TIME_MAX);
+            if enough && !times.is_empty() {
+                break;
             }
-            if n >= WARM_UP as i64 {
-                times.push(started.elapsed().as_secs_f64());
+            let document = self.next_document();
+            let insert = insert(&document);
+            let spent = match (exchange, &mut stream) {
+                (Exchange::Event, Some(stream)) => {
+                    stream.ask()?;
+                    let started = Instant::now();
+                    self.connection.send(&frame(&insert))?;
+                    stream.answer()?;
+                    let spent = started.elapsed();
+                    self.connection.receive()?;
+                    self.connection.good()?;
+                    spent
+                }
+                (Exchange::Insert, _) => self.timed(&insert)?.0,
+                (Exchange::Find, _) => {
+                    self.connection.run(&insert)?;
+                    let find = doc! {
+                        "find": COLLECTION, "filter": { "_id": document.get("_id") }, "limit": 1,
+                        "singleBatch": true, "$db": DATABASE,
+                    };
+                    let (spent, reply) = self.timed(&find)?;
+                    // Not the whole document: not every peer keeps the order of fields.
+                    let found = cursor(&reply)?.1;
+                    let ids = found.iter().map(|found| found.get("_id"));
+                    ensure!(ids.eq([document.get("_id")]), "another document was found: {reply:?}");
+                    spent
+                }
+                (Exchange::Update, _) => {
+                    self.connection.run(&insert)?;
+                    let update = doc! {
+                        "update": COLLECTION,
+                        "updates": [{
+                            "q": { "_id": document.get("_id") },
+                            "u": { "$addToSet": { "processed_by": "me" } },
+                        }],
+                        "$db": DATABASE,
+                    };
+                    let (spent, reply) = self.timed(&update)?;
+                    ensure!(reply.get("nModified").and_then(|n| n.as_integer()) == Some(1), "{reply:?}");
+                    spent
+                }
+                (Exchange::Event, None) => unreachable!("opened above"),
+            };
+            if warm.is_some() {
+                times.push(spent.as_secs_f64());
             }
         }
         Ok(middle(times))
     }
+
+    /// Carries out a command; from its first byte sent to the last of the reply received.
+    fn timed(&mut self, command: &Doc) -> Result<(Duration, Doc)> {
+        let frame = frame(command);
+        let started = Instant::now();
+        self.connection.send(&frame)?;
+        self.connection.receive()?;
+        let spent = started.elapsed();
+        Ok((spent, self.connection.good()?))
+    }
+}
+
+/// A change stream on a connection of its own.
+struct Stream {
+    connection: Raw,
+    more: Vec<u8>,
+}
+
+impl Stream {
+    fn open(address: SocketAddr) -> Result<Stream> {
+        let mut connection = greet(address)?;
+        let watch = doc! {
+            "aggregate": COLLECTION, "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": DATABASE,
+        };
+        let (id, _) = cursor(&connection.run(&watch)?)?;
+        let more = doc! {
+            "getMore": id, "collection": COLLECTION, "maxTimeMS": 10_000i64, "$db": DATABASE,
+        };
+        Ok(Stream { connection, more: frame(&more) })
+    }
+
+    /// Asks for the next events; the server answers when there are some.
+    fn ask(&mut self) -> Result<()> {
+        self.connection.send(&self.more)
+    }
+
+    /// Waits for them.
+    fn answer(&mut self) -> Result<()> {
+        loop {
+            self.connection.receive()?;
+            if !cursor(&self.connection.good()?)?.1.is_empty() {
+                return Ok(());
+            }
+            self.ask()?;
+        }
+    }
+}
+
+/// A connection after its handshake.
+fn greet(address: SocketAddr) -> Result<Raw> {
+    let mut connection = Raw::connect(address)?;
+    connection.run(&doc! { "hello": 1, "$db": "admin" })?;
+    Ok(connection)
+}
+
+fn insert(document: &Doc) -> Doc {
+    let mut insert = DocBuilder::with_capacity(document.bytes().len() + 128);
+    insert.append("insert", COLLECTION).append_docs("documents", [document]).append("$db", DATABASE);
+    insert.finish()
+}
+
+/// The address of `HOST:PORT` or of the first host of a MongoDB connection string.
+fn address(uri: &str) -> Result<SocketAddr> {
+    let hosts = uri.strip_prefix("mongodb://").unwrap_or(uri);
+    let host = hosts.split(['/', ',', '?']).next().unwrap_or_default();
+    let host = if host.contains(':') { host.to_owned() } else { format!("{host}:27017") };
+    let mut found = host.to_socket_addrs().with_context(|| format!("the host of {uri}"))?;
+    found.next().with_context(|| format!("{host} has no address"))
 }
 
 fn middle(mut times: Vec<f64>) -> f64 {

@@ -1,13 +1,14 @@
 //! The server over a socket against a bare TCP echo on the same runtime: what the protocol and the engine add.
 
 use crate::message::message;
+use crate::raw::{Raw, frame};
 use crate::report::{Report, Target};
-use anyhow::{Result, ensure};
-use rockdove_documents::{Doc, DocBuilder, doc};
+use anyhow::Result;
+use rockdove_documents::{DocBuilder, doc};
 use std::net::SocketAddr;
 use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 /// Exchanges before the measurement.
 const WARM_UP: usize = 2000;
@@ -28,8 +29,8 @@ pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Repor
         let mut ratios = Vec::new();
         for round in 0..3u64 {
             let offset = round * 1_000_000;
-            let bare = median(echo, exchanges, |n| make(n + offset)).await?;
-            let ours = median(address, exchanges, |n| make(n + offset)).await?;
+            let bare = median(echo, exchanges, |n| make(n + offset))?;
+            let ours = median(address, exchanges, |n| make(n + offset))?;
             ratios.push(ours / bare);
         }
         ratios.sort_by(f64::total_cmp);
@@ -43,45 +44,21 @@ pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Repor
     Ok(report)
 }
 
-/// An `OP_MSG` frame with one document.
-fn frame(command: &Doc) -> Vec<u8> {
-    let length = 16 + 4 + 1 + command.bytes().len();
-    let mut out = Vec::with_capacity(length);
-    for word in [length as u32, 1, 0, 2013, 0] {
-        out.extend_from_slice(&word.to_le_bytes());
-    }
-    out.push(0);
-    out.extend_from_slice(command.bytes());
-    out
-}
-
 /// Median seconds of one exchange.
-async fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
+fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
+    let mut connection = Raw::connect(address)?;
     let mut times = Vec::with_capacity(exchanges);
-    let mut reply = Vec::new();
     for n in 0..WARM_UP + exchanges {
         let request = make(n as u64);
         let started = Instant::now();
-        stream.write_all(&request).await?;
-        read_frame(&mut stream, &mut reply).await?;
+        connection.send(&request)?;
+        connection.receive()?;
         if n >= WARM_UP {
             times.push(started.elapsed().as_secs_f64());
         }
     }
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
-}
-
-async fn read_frame(stream: &mut TcpStream, reply: &mut Vec<u8>) -> Result<()> {
-    let mut head = [0; 4];
-    stream.read_exact(&mut head).await?;
-    let length = u32::from_le_bytes(head) as usize;
-    ensure!((16..48_000_000).contains(&length), "a frame of {length} bytes");
-    reply.resize(length - 4, 0);
-    stream.read_exact(reply).await?;
-    Ok(())
 }
 
 /// Sends every frame back as it came.

@@ -1,15 +1,15 @@
 //! The options that say where a messaging command connects, and how it sends.
 
 use clap::Args;
-use rockdove::{Bus, BusBuilder, Message};
+use rockdove::{Bus, BusBuilder, DriverBackend, Layout, Message};
 use std::time::Duration;
 
 /// The address used when none is given: the local server, whatever its replica set calls itself.
 const DEFAULT_URI: &str = "mongodb://127.0.0.1:27017/?directConnection=true";
 
-/// Where to connect.
+/// Which queue, and where it is.
 #[derive(Args, Clone, Debug)]
-pub struct Connection {
+pub struct Queue {
     /// Address of the server; its path names the database
     #[arg(long, env = "ROCKDOVE_URI", default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
     uri: String,
@@ -17,8 +17,25 @@ pub struct Connection {
     #[arg(long, value_name = "NAME")]
     db: Option<String>,
     /// Queue
-    #[arg(long, default_value = "msg", value_name = "NAME")]
-    queue: String,
+    #[arg(long = "queue", default_value = "msg", value_name = "NAME")]
+    pub name: String,
+}
+
+impl Queue {
+    /// The database itself, without a bus.
+    pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
+        Ok(DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?)
+    }
+}
+
+/// How a node takes part in a queue.
+#[derive(Args, Clone, Debug)]
+pub struct Connection {
+    #[command(flatten)]
+    queue: Queue,
+    /// How the queue is spread over collections: standard, multi-collection or dual-channel, or Morphium's name for it
+    #[arg(long, default_value = "standard", value_name = "NAME", value_parser = str::parse::<Layout>)]
+    layout: Layout,
     /// Id of this node; a random one unless given
     #[arg(long, value_name = "ID")]
     sender_id: Option<String>,
@@ -30,8 +47,8 @@ pub struct Connection {
 impl Connection {
     /// A bus for these options.
     pub fn bus(&self) -> BusBuilder {
-        let mut bus = Bus::builder(self.uri.clone()).queue(self.queue.clone());
-        if let Some(database) = &self.db {
+        let mut bus = Bus::builder(self.queue.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
+        if let Some(database) = &self.queue.db {
             bus = bus.database(database.clone());
         }
         if let Some(id) = &self.sender_id {

@@ -10,6 +10,7 @@ Exit codes:
   1    error
   2    wrong usage
   3    no answer, or no message, within --timeout
+  4    doctor: something is not as it should be; migrate: something was left where it is
   130  interrupted (Ctrl-C); 143 terminated";
 
 /// How a command ended.
@@ -19,9 +20,9 @@ pub enum Exit {
     Done,
     /// The time was over before what was waited for came.
     TimedOut,
-    /// `log verify`: the log was not closed cleanly.
-    Unclean,
-    /// `log verify`: it is damaged.
+    /// Something is not as it should be.
+    Findings,
+    /// `log verify`: what was on disk is damaged.
     Damaged,
     /// A signal ended it; its number.
     Signal(u8),
@@ -32,7 +33,7 @@ impl From<Exit> for ExitCode {
         match exit {
             Exit::Done => Self::SUCCESS,
             Exit::TimedOut => Self::from(3),
-            Exit::Unclean => Self::from(4),
+            Exit::Findings => Self::from(4),
             Exit::Damaged => Self::from(5),
             Exit::Signal(number) => Self::from(128 + number),
         }

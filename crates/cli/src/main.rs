@@ -5,9 +5,11 @@
 
 mod bench;
 mod connection;
+mod doctor;
 mod exit;
 mod log;
 mod logging;
+mod migrate;
 mod output;
 mod payload;
 mod pub_;
@@ -41,6 +43,8 @@ enum Command {
     Sub(sub::Args),
     Request(request::Args),
     Reply(reply::Args),
+    Doctor(doctor::Args),
+    Migrate(migrate::Args),
     Log(log::Log),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
@@ -59,6 +63,8 @@ fn main() -> ExitCode {
         Command::Sub(args) => tool(sub::run(args)),
         Command::Request(args) => tool(request::run(args)),
         Command::Reply(args) => tool(reply::run(args)),
+        Command::Doctor(args) => tool(doctor::run(args)),
+        Command::Migrate(args) => tool(migrate::run(args)),
     };
     match result {
         Ok(exit) => exit.into(),

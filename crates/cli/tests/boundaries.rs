@@ -14,7 +14,14 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("server", &["rockdove-engine", "rockdove-mongo"]),
     (
         "bench",
-        &["rockdove-documents", "rockdove-engine", "rockdove-journal", "rockdove-mongo", "rockdove-server"],
+        &[
+            "rockdove",
+            "rockdove-documents",
+            "rockdove-engine",
+            "rockdove-journal",
+            "rockdove-mongo",
+            "rockdove-server",
+        ],
     ),
     (
         "cli",

@@ -30,6 +30,8 @@ pub enum BackendErrorKind {
     TooLarge,
     /// An index with that key or name exists in another form.
     IndexConflict,
+    /// The collection is not there.
+    Missing,
     /// The answer holds a document that is not valid, or nests too deep.
     Malformed,
     /// Anything else: refused, unsupported, misconfigured.
@@ -118,6 +120,15 @@ pub struct Updated {
     pub modified: u64,
 }
 
+/// What a change stream covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope<'a> {
+    /// One collection.
+    Collection(&'a str),
+    /// Every collection of the database.
+    Database,
+}
+
 /// A change stream to open.
 #[derive(Clone, Debug)]
 pub struct Watch {
@@ -140,6 +151,8 @@ pub enum Change {
     Delete,
     /// A lock was released; which one is unknown. Only some servers push this.
     LockReleased,
+    /// The collection was dropped.
+    Dropped,
     /// Anything else.
     Other,
 }
@@ -149,6 +162,8 @@ pub enum Change {
 pub struct ChangeEvent {
     /// What happened.
     pub change: Change,
+    /// In which collection.
+    pub collection: String,
     /// To which document.
     pub id: Option<MessageId>,
     /// The new document, for inserts; `None` when it is not valid.
@@ -201,8 +216,17 @@ pub trait Backend: Send + Sync + 'static {
         index: &'a IndexDefinition,
     ) -> BoxFuture<'a, BackendResult<()>>;
 
+    /// The indexes of a collection, as `listIndexes` shows them; none when it is not there.
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>>;
+
     /// Opens a change stream; when this returns, events from now on will be delivered.
-    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
+    fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>>;
+
+    /// The names of the collections that begin with `prefix`.
+    fn collections<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, BackendResult<Vec<String>>>;
+
+    /// Drops a collection with all it holds. One that is not there is no error.
+    fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>>;
 
     /// What there is to say about the connection, for status answers. No secrets.
     fn describe(&self) -> Document;
@@ -222,11 +246,13 @@ const INDEX_CONFLICT_CODES: [i32; 2] = [85, 86];
 /// `BSONObjectTooLarge`, and the older code for the same.
 const TOO_LARGE_CODES: [i32; 2] = [10334, 17419];
 const DUPLICATE_KEY: i32 = 11000;
+const NAMESPACE_NOT_FOUND: i32 = 26;
 
 /// How to handle a server's error code; `None` for codes that say nothing about it.
 pub(crate) fn kind_of_code(code: i32) -> Option<BackendErrorKind> {
     Some(match code {
         DUPLICATE_KEY => BackendErrorKind::DuplicateKey,
+        NAMESPACE_NOT_FOUND => BackendErrorKind::Missing,
         code if TRANSIENT_CODES.contains(&code) => BackendErrorKind::Transient,
         code if HISTORY_LOST_CODES.contains(&code) => BackendErrorKind::HistoryLost,
         code if INDEX_CONFLICT_CODES.contains(&code) => BackendErrorKind::IndexConflict,

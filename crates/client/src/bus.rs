@@ -3,12 +3,16 @@
 use crate::backend::Backend;
 use crate::driver::DriverBackend;
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
-use crate::lane::Lane;
-use crate::listen::{Delivery, HandlerError, Reply, SubscribeOptions, Subscription};
+use crate::listen::{
+    Delivery, HandlerError, Reject, RejectionHandler, Reply, Resolution, SubscribeOptions, Subscription,
+};
+use crate::mailbox;
 use crate::node::Node;
 use crate::participants;
 use crate::phase::Phase;
+use crate::registry::KnownNode;
 use crate::status;
+use futures_util::FutureExt;
 use rockdove_messages::status::Report;
 use rockdove_messages::{Layout, Message, MessageId, Names, Participant, SELF, Settings, filter};
 use std::fmt;
@@ -156,7 +160,8 @@ impl Bus {
         if !self.node.life.is_running() {
             return Err(SubscribeError::ShuttingDown);
         }
-        let id = self.node.listeners.add(topic.clone(), options, handler);
+        let (node, listeners) = (&self.node, &self.node.listeners);
+        let id = node.lanes.register(node, &topic, || listeners.add(topic.clone(), options, handler));
         self.urge_polls();
         Ok(Subscription { id, topic, node: self.node.clone() })
     }
@@ -189,8 +194,14 @@ impl Bus {
     /// Returns once every message of the topics subscribed so far is heard at once: all streams stand. Without
     /// streams, once the first poll is done.
     pub async fn ready(&self) {
-        for lane in self.lanes() {
-            lane.ready().await;
+        if !self.node.settings.use_change_stream {
+            for lane in self.node.lanes.all() {
+                lane.polled().await;
+            }
+        }
+        let streams = self.node.streams.read().clone();
+        for stream in streams {
+            stream.ready().await;
         }
     }
 
@@ -199,10 +210,20 @@ impl Bus {
         self.urge_polls();
     }
 
-    /// Messages of others that nobody has marked.
+    /// Messages of others that nobody has marked. In the layouts with several collections: those on listened topics
+    /// and those for this node.
     pub async fn pending(&self) -> Result<u64, ReadError> {
-        let collection = self.node.names.base();
-        Ok(self.node.backend.count(&collection, filter::pending(&self.node.me)).await?)
+        let node = &self.node;
+        let mut collections: Vec<_> =
+            node.lanes.all().iter().map(|lane| lane.collection().to_owned()).collect();
+        if collections.is_empty() && node.names.layout() != Layout::MultiCollection {
+            collections.push(node.names.base());
+        }
+        let mut count = 0;
+        for collection in collections {
+            count += node.backend.count(&collection, filter::pending(&node.me)).await?;
+        }
+        Ok(count)
     }
 
     /// Deletes a message, whoever it is for. False when it was gone.
@@ -220,6 +241,12 @@ impl Bus {
         Ok(participants::list(&self.node).await?)
     }
 
+    /// The other nodes that listen to something, as the registry knows them; empty when it is off
+    /// ([`Settings::registry`]).
+    pub fn known_nodes(&self) -> Vec<KnownNode> {
+        self.node.registry.known()
+    }
+
     /// What this node is and does: listeners, queue depths, settings.
     pub fn status(&self) -> Report {
         status::report(&self.node)
@@ -235,7 +262,7 @@ impl Bus {
         if !node.life.advance(Phase::Draining) {
             return node.life.reached(Phase::Stopped).await;
         }
-        let lanes = self.lanes();
+        let lanes = node.lanes.all_ever();
         let drain = || futures_util::future::join_all(lanes.iter().map(|lane| lane.drain()));
         if tokio::time::timeout(node.settings.shutdown_grace, drain()).await.is_err() {
             tracing::warn!(node.me, "listeners are still running; interrupting them");
@@ -248,22 +275,21 @@ impl Bus {
         node.abort_loops();
         node.waiters.close();
         if !node.send_only {
+            mailbox::retire(node).await;
             participants::withdraw(node).await;
         }
         node.listeners.clear();
-        node.lanes.write().clear();
+        node.lanes.clear();
+        node.workers.clear();
+        node.streams.write().clear();
         if node.owns_backend {
             node.backend.close().await;
         }
         node.life.advance(Phase::Stopped);
     }
 
-    fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.node.lanes.read().clone()
-    }
-
     fn urge_polls(&self) {
-        for lane in self.lanes() {
+        for lane in self.node.lanes.all() {
             lane.urge_poll();
         }
     }
@@ -286,11 +312,12 @@ pub struct BusBuilder {
     database: Option<String>,
     settings: Settings,
     send_only: bool,
+    rejection: Option<Box<RejectionHandler>>,
 }
 
 impl BusBuilder {
     fn new(target: Target) -> Self {
-        Self { target, database: None, settings: Settings::default(), send_only: false }
+        Self { target, database: None, settings: Settings::default(), send_only: false, rejection: None }
     }
 
     /// The queue; the default is `msg`.
@@ -303,6 +330,12 @@ impl BusBuilder {
     /// stopped. No two running nodes of a queue may share one.
     pub fn sender_id(mut self, id: impl Into<String>) -> Self {
         self.settings.sender_id = Some(id.into());
+        self
+    }
+
+    /// How the queue is spread over collections; the default is [`Layout::Standard`]. All nodes of a queue use one.
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.settings.layout = layout;
         self
     }
 
@@ -336,13 +369,21 @@ impl BusBuilder {
         self
     }
 
+    /// Decides about every message a listener of this bus rejects, in place of the default: no answer is sent, and
+    /// the flags of the [`Reject`] count only if the handler heeds them. Should it panic, the message is given back.
+    pub fn on_rejection<H, F>(mut self, handler: H) -> Self
+    where
+        H: Fn(Delivery, Reject) -> F + Send + Sync + 'static,
+        F: Future<Output = Resolution> + Send + 'static,
+    {
+        self.rejection = Some(Box::new(move |delivery, reject| handler(delivery, reject).boxed()));
+        self
+    }
+
     /// Opens the bus. A server that cannot be reached is an error after half a minute.
     pub async fn connect(self) -> Result<Bus, ConnectError> {
         let settings = self.settings;
         settings.validate()?;
-        if settings.layout != Layout::Standard {
-            return Err(ConnectError::UnsupportedLayout(settings.layout.implementation()));
-        }
         let names = Names::new(settings.layout, &settings.queue)?;
         let me = settings.sender_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
         let owns_backend = matches!(self.target, Target::Uri(_));
@@ -353,7 +394,9 @@ impl BusBuilder {
                 Arc::new(backend.map_err(ConnectError::Address)?)
             }
         };
-        let node = Arc::new(Node::new(backend, settings, names, me, (self.send_only, owns_backend)));
+        let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;
+        node.rejection = self.rejection;
+        let node = Arc::new(node);
         if !node.send_only {
             start(&node).await?;
         }
@@ -366,8 +409,7 @@ async fn start(node: &Arc<Node>) -> Result<(), ConnectError> {
     if node.settings.status_info {
         status::register(node);
     }
-    let lane = Arc::new(Lane::shared(node.clone()));
-    node.lanes.write().push(lane.clone());
-    lane.start().await;
+    mailbox::warn_about_id(node);
+    node.start();
     Ok(())
 }

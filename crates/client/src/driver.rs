@@ -5,7 +5,7 @@
 
 use crate::backend::{
     Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Updated, Watch, kind_of_code,
+    InsertFailure, Scope, Updated, Watch, kind_of_code,
 };
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::future::BoxFuture;
@@ -26,6 +26,8 @@ pub const DEFAULT_DATABASE: &str = "rockdove";
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How much longer than `max_await` a stream reply may take before the connection counts as dead.
 const STREAM_GRACE: Duration = Duration::from_secs(10);
+/// Most connections, unless the address says otherwise. Each stream occupies one, up to three in all.
+const POOL_MAX: u32 = 50;
 /// How long closing may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Events per stream reply.
@@ -45,6 +47,7 @@ impl DriverBackend {
         options.app_name.get_or_insert_with(|| app_name.to_owned());
         options.server_selection_timeout.get_or_insert(CALL_LIMIT);
         options.connect_timeout.get_or_insert(Duration::from_secs(5));
+        options.max_pool_size.get_or_insert(POOL_MAX);
         let name = database.or(options.default_database.as_deref()).unwrap_or(DEFAULT_DATABASE).to_owned();
         let client = Client::with_options(options).map_err(convert)?;
         Ok(Self { database: client.database(&name) })
@@ -159,14 +162,31 @@ impl Backend for DriverBackend {
         .boxed()
     }
 
-    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
-        let collection = self.collection(collection);
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        async move {
+            let run = async move {
+                let command = doc! { "listIndexes": collection };
+                self.database.run_cursor_command(command).await?.try_collect::<Vec<Document>>().await
+            };
+            match limited(run).await.map_err(LimitedError::into_backend) {
+                Err(error) if error.kind() == BackendErrorKind::Missing => Ok(Vec::new()),
+                result => result,
+            }
+        }
+        .boxed()
+    }
+
+    fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
         async move {
             let token = watch.resume_after.map(bson::deserialize_from_bson::<ResumeToken>).transpose();
             let token =
                 token.map_err(|error| BackendError::with_source(BackendErrorKind::HistoryLost, error))?;
-            let action = collection
-                .watch()
+            let of_collection = match scope {
+                Scope::Collection(name) => Some(self.database.collection::<Document>(name)),
+                Scope::Database => None,
+            };
+            let action = of_collection.as_ref().map_or_else(|| self.database.watch(), Collection::watch);
+            let action = action
                 .pipeline(watch.pipeline)
                 .resume_after(token)
                 .max_await_time(watch.max_await)
@@ -177,6 +197,22 @@ impl Backend for DriverBackend {
             Ok(Box::new(feed) as Box<dyn Feed>)
         }
         .boxed()
+    }
+
+    fn collections<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, BackendResult<Vec<String>>> {
+        async move {
+            let action = self.database.list_collection_names();
+            let mut names = limited(action.into_future()).await.map_err(LimitedError::into_backend)?;
+            names.retain(|name| name.starts_with(prefix));
+            Ok(names)
+        }
+        .boxed()
+    }
+
+    fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
+        let collection = self.collection(collection);
+        async move { limited(collection.drop().into_future()).await.map_err(LimitedError::into_backend) }
+            .boxed()
     }
 
     fn describe(&self) -> Document {
@@ -221,12 +257,15 @@ fn read_event(event: &RawDocument) -> ChangeEvent {
         Ok("update") => Change::Update,
         Ok("delete") => Change::Delete,
         Ok("lock_released") => Change::LockReleased,
+        Ok("drop") => Change::Dropped,
         _ => Change::Other,
     };
+    let namespace = event.get_document("ns").ok().and_then(|ns| ns.get_str("coll").ok());
+    let collection = namespace.unwrap_or_default().to_owned();
     let key = event.get_document("documentKey").ok().and_then(|key| decode(key).ok());
     let id = key.and_then(|key| key.get("_id").and_then(MessageId::from_bson));
     let document = (change == Change::Insert).then(|| event.get_document("fullDocument").ok()).flatten();
-    ChangeEvent { change, id, document: document.and_then(|document| decode(document).ok()) }
+    ChangeEvent { change, collection, id, document: document.and_then(|document| decode(document).ok()) }
 }
 
 /// Decodes a document after checking it.
@@ -325,8 +364,10 @@ mod tests {
 
     #[test]
     fn events_are_read_as_far_as_needed() {
-        let event = rawdoc! {"operationType": "insert", "documentKey": {"_id": 7}, "fullDocument": {"_id": 7, "a": 1}};
+        let event = rawdoc! {"operationType": "insert", "ns": {"db": "d", "coll": "c"}, "documentKey": {"_id": 7},
+        "fullDocument": {"_id": 7, "a": 1}};
         let read = read_event(&event);
+        assert_eq!(read.collection, "c");
         assert_eq!((read.change, read.id), (Change::Insert, MessageId::from_bson(&Bson::from(7))));
         assert_eq!(read.document, Some(doc! {"_id": 7, "a": 1}));
         let pushed = read_event(&rawdoc! {"operationType": "lock_released", "lockCollection": "msg_lck"});

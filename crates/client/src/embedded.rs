@@ -5,7 +5,7 @@
 
 use crate::backend::{
     Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Updated, Watch, kind_of_code,
+    InsertFailure, Scope, Updated, Watch, kind_of_code,
 };
 use crate::bus::{Bus, BusBuilder};
 use crate::driver::DEFAULT_DATABASE;
@@ -13,14 +13,14 @@ use bson::{Bson, Document, doc};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
-use rockdove_documents::filter::{Filter, FilterOptions};
+use rockdove_documents::filter::{Alternatives, Filter, FilterOptions};
 use rockdove_documents::projection::{Projection, ProjectionOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, UpdateOptions};
-use rockdove_documents::{Doc, Error, Value, code};
+use rockdove_documents::{Doc, Error, Scanned, Value, code};
 use rockdove_engine::{
     Ack, ChangeStream, Definition, DeleteStatement, Engine, EventPipeline, Namespace, OpenError, Options,
-    Outcome, Scope, StartAt, Statement, Token, UpdateStatement, View, Write, WriteReply,
+    Outcome, StartAt, Statement, Token, UpdateStatement, View, Write, WriteReply,
 };
 use rockdove_messages::{IndexDefinition, MessageId};
 use std::collections::VecDeque;
@@ -156,8 +156,11 @@ impl Embedded {
         rockdove_engine::count(&self.engine.snapshot(), query).map_err(convert)
     }
 
-    fn watch_now(&self, collection: &str, watch: &Watch) -> BackendResult<Box<dyn Feed>> {
-        let scope = Scope::Collection(self.namespace(collection)?);
+    fn watch_now(&self, scope: Scope<'_>, watch: &Watch) -> BackendResult<Box<dyn Feed>> {
+        let scope = match scope {
+            Scope::Collection(name) => rockdove_engine::Scope::Collection(self.namespace(name)?),
+            Scope::Database => rockdove_engine::Scope::Database(self.database.clone()),
+        };
         let stages = encode(&doc! { "stages": watch.pipeline.clone() })?.into_bytes();
         let pipeline = Arc::new(Stages::parse(&watch.pipeline)?);
         let start = match &watch.resume_after {
@@ -246,8 +249,35 @@ impl Backend for Embedded {
         .boxed()
     }
 
-    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
-        ready(self.watch_now(collection, &watch)).boxed()
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        let read = || {
+            let ns = self.namespace(collection)?;
+            let snapshot = self.engine.snapshot();
+            let indexes = snapshot.collection(&ns).map(|collection| collection.indexes()).unwrap_or_default();
+            indexes.iter().map(|index| decode(&index.spec.doc)).collect()
+        };
+        ready(read()).boxed()
+    }
+
+    fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
+        ready(self.watch_now(scope, &watch)).boxed()
+    }
+
+    fn collections<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, BackendResult<Vec<String>>> {
+        let snapshot = self.engine.snapshot();
+        let names = snapshot.in_database(&self.database).map(|collection| collection.info.ns.collection());
+        ready(Ok(names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect())).boxed()
+    }
+
+    fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
+        async move {
+            let drop = Definition::Drop { ns: self.namespace(collection)? };
+            match self.engine.define(drop, Ack::Written).await {
+                Err(error) if error.code != code::NAMESPACE_NOT_FOUND => Err(convert(error)),
+                _ => Ok(()),
+            }
+        }
+        .boxed()
     }
 
     fn describe(&self) -> Document {
@@ -304,15 +334,23 @@ fn read_event(event: &Doc) -> ChangeEvent {
         Some(Value::String("update")) => Change::Update,
         Some(Value::String("delete")) => Change::Delete,
         Some(Value::String("lock_released")) => Change::LockReleased,
+        Some(Value::String("drop")) => Change::Dropped,
         _ => Change::Other,
     };
     let part = |name| match event.get(name) {
         Some(Value::Document(part)) => decode(&part.to_doc()).ok(),
         _ => None,
     };
+    let collection = match event.get("ns") {
+        Some(Value::Document(ns)) => match ns.get("coll") {
+            Some(Value::String(name)) => name.to_owned(),
+            _ => String::new(),
+        },
+        _ => String::new(),
+    };
     let id = part("documentKey").and_then(|key| key.get("_id").and_then(MessageId::from_bson));
     let document = if change == Change::Insert { part("fullDocument") } else { None };
-    ChangeEvent { change, id, document }
+    ChangeEvent { change, collection, id, document }
 }
 
 /// The stages of our streams: matches, one after another.
@@ -332,13 +370,17 @@ impl Stages {
 }
 
 impl EventPipeline for Stages {
-    fn apply(&self, event: Doc) -> Result<Option<Doc>, Error> {
+    fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>, Error> {
         for filter in &self.0 {
-            if !filter.matches(event.raw())? {
+            if !filter.matches_scanned(event)? {
                 return Ok(None);
             }
         }
-        Ok(Some(event))
+        Ok(Some(event.doc().clone()))
+    }
+
+    fn needs(&self) -> Vec<Alternatives<'_>> {
+        self.0.iter().flat_map(Filter::needs).collect()
     }
 }
 

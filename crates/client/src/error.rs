@@ -14,9 +14,6 @@ pub enum ConnectError {
     /// The queue or sender id cannot be mapped to collections.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The layout is not available in this version.
-    #[error("the layout {0} is not supported yet")]
-    UnsupportedLayout(&'static str),
     /// The address cannot be used.
     #[error("cannot use the address: {0}")]
     Address(#[source] BackendError),
@@ -45,6 +42,12 @@ pub enum SendError {
     /// A recipient cannot be mapped to a collection.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// As far as the registry knows, no other node listens to the topic.
+    #[error("no other node listens to the topic `{0}`")]
+    NoListener(String),
+    /// As far as the registry knows, the recipient is not there.
+    #[error("the recipient `{0}` is not there")]
+    NoRecipient(String),
     /// The bus is shut down, or about to be.
     #[error("the bus is shutting down")]
     ShuttingDown,

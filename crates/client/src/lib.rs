@@ -26,7 +26,11 @@
 //! * Exclusive: one node processes it. It is claimed and marked before the listener runs; a listener that fails
 //!   gives it back; a node that dies while its listener runs does not (at most once from then on).
 //! * Answers: each reaches the caller that waits for it once, before anything else is written.
-//! * Order: priority, then age, per node, when the bus is [`sequential`](BusBuilder::sequential); otherwise none.
+//! * Order: priority, then age, per node and collection, when the bus is [`sequential`](BusBuilder::sequential); otherwise none.
+//!
+//! A queue has one of three layouts ([`Layout`]), which all its nodes use; the guarantees are the same in each. In the
+//! MultiCollection and DualChannel layouts a directed message is one copy per recipient, so each recipient of an
+//! exclusive one processes it.
 //!
 //! Limits: two windows of messages queued per lane (200 by default, then polls take over), 100 listener calls at a
 //! time, 10 000 waiting requests, 1024 unread answers per request; see [`Settings`].
@@ -34,31 +38,40 @@
 
 pub mod backend;
 mod bus;
+mod cache;
 mod core;
+pub mod doctor;
 mod driver;
 mod embedded;
 mod error;
 mod incoming;
 mod lane;
+mod lanes;
 mod listen;
+mod mailbox;
+pub mod migrate;
 mod node;
 mod participants;
 mod phase;
+mod registry;
 mod request;
 mod send;
 mod status;
+mod streams;
 mod waiters;
 
 pub use bson;
 pub use bus::{Bus, BusBuilder};
+pub use cache::{Cache, CacheSync, CacheSyncBuilder, CacheTarget, Clearing};
 pub use driver::{DEFAULT_DATABASE, DriverBackend};
 pub use embedded::Embedded;
 pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
 pub use incoming::{Incomer, Incoming};
-pub use listen::{Delivery, HandlerError, Reject, Reply, SubscribeOptions, Subscription};
+pub use listen::{Delivery, HandlerError, Reject, Reply, Resolution, SubscribeOptions, Subscription};
+pub use registry::KnownNode;
 pub use request::Answers;
 pub use rockdove_engine::Options as EmbeddedOptions;
 pub use rockdove_messages::{
     DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
-    PrepareError, Settings, SettingsError, status::Report,
+    PrepareError, RegistryCheck, Settings, SettingsError, UnknownLayout, status::Report,
 };

@@ -98,6 +98,11 @@ impl Reject {
         Self { reason: reason.into(), continue_processing: false, send_answer: false }
     }
 
+    /// The reason.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
     /// This node is done with the message; other nodes go on with it.
     pub fn continue_processing(mut self) -> Self {
         self.continue_processing = true;
@@ -110,6 +115,18 @@ impl Reject {
         self
     }
 }
+
+/// What becomes of a rejected message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolution {
+    /// It is offered again: an exclusive one to all nodes, a broadcast to this node later.
+    GiveBack,
+    /// This node is done with it.
+    Done,
+}
+
+/// What an application does about rejections, instead of what [`Reject`] says.
+pub(crate) type RejectionHandler = dyn Fn(Delivery, Reject) -> BoxFuture<'static, Resolution> + Send + Sync;
 
 /// Why a listener did not process a message: any error (`?` makes one), or a [`Reject`].
 #[derive(Debug)]
@@ -303,7 +320,8 @@ impl Subscription {
 
     /// Removes the listener. Calls that run go on; what waits for it stays pending for other listeners.
     pub fn cancel(self) {
-        self.node.listeners.remove(self.id);
+        let node = &self.node;
+        node.lanes.unregister(node, || node.listeners.remove(self.id));
     }
 }
 

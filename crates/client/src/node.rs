@@ -1,14 +1,18 @@
 //! What all parts of a bus share: identity, settings, back end, listeners, waiting callers.
 
 use crate::backend::{Backend, BackendErrorKind, BackendResult};
-use crate::lane::Lane;
-use crate::listen::Listeners;
+use crate::lanes::{Lanes, Workers};
+use crate::listen::{Listeners, RejectionHandler};
 use crate::phase::{Life, Phase};
+use crate::registry::{self, Registry};
+use crate::streams::{Source, Stream};
 use crate::waiters::Waiters;
 use futures_util::FutureExt;
 use parking_lot::{Mutex, RwLock};
-use rockdove_messages::{IndexDefinition, Message, Names, Settings, lock_indexes, message_indexes};
-use std::collections::{HashMap, HashSet};
+use rockdove_messages::{
+    IndexDefinition, Message, NameError, Names, Settings, lock_indexes, message_indexes,
+};
+use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -24,6 +28,12 @@ pub(crate) const CALL_RETRIES: Duration = Duration::from_secs(30);
 /// Pause before a loop that panicked is started again.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a collection's indexes are known to be there. Somebody may drop the collection, and the next send makes
+/// it anew without any.
+const INDEXED_MEMORY: Duration = Duration::from_secs(5 * 60);
+/// Most collections remembered so; more are asked about again.
+const INDEXED_MAX: usize = 10_000;
+
 /// The shared state of one bus.
 pub(crate) struct Node {
     pub backend: Arc<dyn Backend>,
@@ -37,15 +47,22 @@ pub(crate) struct Node {
     pub owns_backend: bool,
     pub life: Life,
     pub listeners: Listeners,
+    pub registry: Registry,
+    /// The application's way with rejections.
+    pub rejection: Option<Box<RejectionHandler>>,
     pub waiters: Arc<Waiters>,
     /// Paused topics, and since when.
     pub paused: Mutex<HashMap<String, Instant>>,
-    pub lanes: RwLock<Vec<Arc<Lane>>>,
+    /// Own collection of directed messages; the base collection where the layout has none.
+    pub mailbox: String,
+    pub lanes: Lanes,
+    pub workers: Workers,
+    pub streams: RwLock<Vec<Arc<Stream>>>,
     pub runtime: Handle,
     /// Background loops, aborted at the end.
     tasks: Mutex<Vec<AbortHandle>>,
-    /// Collections whose indexes were created.
-    indexed: Mutex<HashSet<String>>,
+    /// Collections whose indexes were created, and when.
+    indexed: Mutex<HashMap<String, Instant>>,
 }
 
 impl Node {
@@ -55,9 +72,13 @@ impl Node {
         names: Names,
         me: String,
         (send_only, owns_backend): (bool, bool),
-    ) -> Self {
-        Self {
+    ) -> Result<Self, NameError> {
+        Ok(Self {
             waiters: Arc::new(Waiters::new(settings.requests_max)),
+            mailbox: names.directed(&me)?,
+            workers: Workers::new(settings.workers()),
+            registry: Registry::new(settings.participant_timeout),
+            rejection: None,
             backend,
             settings,
             names,
@@ -68,15 +89,57 @@ impl Node {
             life: Life::new(),
             listeners: Listeners::default(),
             paused: Mutex::default(),
-            lanes: RwLock::default(),
+            lanes: Lanes::default(),
+            streams: RwLock::default(),
             runtime: Handle::current(),
             tasks: Mutex::default(),
             indexed: Mutex::default(),
+        })
+    }
+
+    /// Starts lanes and streams.
+    pub(crate) fn start(self: &Arc<Self>) {
+        self.lanes.start(self);
+        if self.settings.registry {
+            let node = self.clone();
+            self.spawn_loop("registry", move || registry::discover(node.clone()));
+        }
+        if !self.settings.use_change_stream {
+            return;
+        }
+        for source in Source::of(self.names.layout()) {
+            let stream = Arc::new(Stream::new(self.clone(), *source));
+            self.streams.write().push(stream.clone());
+            self.spawn_loop("stream", move || stream.clone().supervise());
+        }
+    }
+
+    /// The stream that should announce what is inserted into `collection` looks dead.
+    pub(crate) fn restart_stream(&self, collection: &str) {
+        let directed = self.names.layout().has_directed_lane() && collection == self.mailbox;
+        let concerned = |source| match source {
+            Source::Directed => directed,
+            Source::Shared | Source::Topics => !directed,
+            Source::Locks => false,
+        };
+        for stream in self.streams.read().iter().filter(|stream| concerned(stream.source)) {
+            stream.restart.notify_one();
+        }
+    }
+
+    /// A listener call ended; the lane whose turn it is goes on.
+    pub(crate) fn give_worker_back(&self) {
+        if let Some(lane) = self.workers.give_back() {
+            lane.resume();
         }
     }
 
     /// Runs a background loop until the bus stops; starts it again, loudly, should it panic.
-    pub(crate) fn spawn_loop<F>(self: &Arc<Self>, name: &'static str, start: impl Fn() -> F + Send + 'static)
+    pub(crate) fn spawn_loop<F>(
+        self: &Arc<Self>,
+        name: &'static str,
+        start: impl Fn() -> F + Send + 'static,
+    ) -> AbortHandle
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -87,7 +150,10 @@ impl Node {
                 tokio::time::sleep(PANIC_PAUSE).await;
             }
         });
-        self.tasks.lock().push(task.abort_handle());
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task.abort_handle());
+        task.abort_handle()
     }
 
     pub(crate) fn abort_loops(&self) {
@@ -133,24 +199,49 @@ impl Node {
     /// A failure is reported, not fatal: messages flow without indexes, only slower, and without expiry.
     /// After a passing failure the next use of the collection tries again.
     async fn index(&self, collection: &str, indexes: Vec<IndexDefinition>) {
-        if self.indexed.lock().contains(collection) {
+        let is_known = |at: &Instant| collection == self.mailbox || at.elapsed() < INDEXED_MEMORY;
+        if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
         }
-        let calls = indexes.iter().map(|index| self.backend.create_index(collection, index));
+        // Asking first costs one call; creating what is there would cost one for each index.
+        let existing = self.backend.indexes(collection).await.unwrap_or_default();
+        let is_missing = |index: &&IndexDefinition| !existing.iter().any(|one| index.is_served_by(one));
+        let missing: Vec<_> = indexes.iter().filter(is_missing).collect();
+        let calls = missing.iter().map(|index| self.backend.create_index(collection, index));
         let mut complete = true;
-        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&indexes) {
+        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&missing) {
             let Err(error) = result else { continue };
             complete &= !error.is_transient();
-            let conflict = error.kind() == BackendErrorKind::IndexConflict;
-            tracing::warn!(collection, index = index.name, conflict, %error, "index not created");
+            if error.kind() != BackendErrorKind::IndexConflict || !self.is_served(collection, index).await {
+                tracing::warn!(collection, index = index.name, %error, "index not created");
+            }
         }
         if complete {
-            self.indexed.lock().insert(collection.to_owned());
+            let mut indexed = self.indexed.lock();
+            if indexed.len() >= INDEXED_MAX {
+                indexed.retain(|_, at| at.elapsed() < INDEXED_MEMORY);
+            }
+            if indexed.len() >= INDEXED_MAX {
+                indexed.clear();
+            }
+            indexed.insert(collection.to_owned(), Instant::now());
         }
     }
 
+    /// Whether another index, made meanwhile, does what this one is to do; Java nodes of some versions name theirs
+    /// differently.
+    async fn is_served(&self, collection: &str, index: &IndexDefinition) -> bool {
+        let existing = self.backend.indexes(collection).await;
+        existing.is_ok_and(|all| all.iter().any(|existing| index.is_served_by(existing)))
+    }
+
+    /// Forgets that a collection's indexes are there: it may have been dropped.
+    pub(crate) fn forget_indexes(&self, collection: &str) {
+        self.indexed.lock().remove(collection);
+    }
+
     /// The collections a message is stored in: one for a broadcast, one per recipient where the layout says so.
-    pub(crate) fn targets(&self, message: &Message) -> Result<Vec<String>, rockdove_messages::NameError> {
+    pub(crate) fn targets(&self, message: &Message) -> Result<Vec<String>, NameError> {
         if message.is_broadcast() {
             return Ok(vec![self.names.broadcast(&message.topic)]);
         }

@@ -7,6 +7,7 @@ use crate::backend::{BackendError, BackendErrorKind, Durability, Find};
 use crate::error::{SendError, SendManyError};
 use crate::node::{Node, now_ms};
 use crate::phase::Phase;
+use crate::registry;
 use bson::Document;
 use rockdove_messages::{Message, MessageId, SELF, Sending, filter, prepare};
 use std::collections::BTreeMap;
@@ -21,10 +22,11 @@ impl Node {
     /// Sends one message.
     pub(crate) async fn send(&self, message: Message) -> Result<MessageId, SendError> {
         let message = self.prepare(message)?;
+        registry::check(self, &message).await?;
         let document = message.to_document();
         for target in self.targets(&message)? {
-            self.index_messages(&target).await;
             self.insert(&target, &document).await?;
+            self.index_messages(&target).await; // afterwards: no answer waits for it
         }
         Ok(message.id.expect("prepare() sets the id"))
     }
@@ -35,7 +37,11 @@ impl Node {
         let (mut ids, mut failures) = (Vec::with_capacity(total), Vec::new());
         let mut by_target: BTreeMap<String, Vec<(usize, Document)>> = BTreeMap::new();
         for (place, message) in messages.into_iter().enumerate() {
-            match self.prepare(message).and_then(|message| Ok((self.targets(&message)?, message))) {
+            let prepared = match self.prepare(message) {
+                Ok(message) => registry::check(self, &message).await.map(|()| message),
+                Err(error) => Err(error),
+            };
+            match prepared.and_then(|message| Ok((self.targets(&message)?, message))) {
                 Ok((targets, message)) => {
                     let document = message.to_document();
                     for target in targets {
@@ -47,10 +53,10 @@ impl Node {
             }
         }
         for (target, documents) in by_target {
-            self.index_messages(&target).await;
             for bulk in documents.chunks(BULK_MAX) {
                 self.insert_bulk(&target, bulk, &mut failures).await;
             }
+            self.index_messages(&target).await;
         }
         if failures.is_empty() { Ok(ids) } else { Err(SendManyError { failures, total }) }
     }

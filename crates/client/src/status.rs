@@ -11,13 +11,15 @@ use std::time::Duration;
 const NAME: &str = "status_info";
 
 /// Registers the listener. It is marked before execution and never answers an answer.
-pub(crate) fn register(node: &Node) {
+pub(crate) fn register(node: &Arc<Node>) {
     let options = SubscribeOptions::new().name(NAME).mark_before_execution();
-    node.listeners.add(node.settings.status_info_topic.clone(), options, reply);
+    let topic = &node.settings.status_info_topic;
+    node.lanes.register(node, topic, || node.listeners.add(topic.clone(), options, reply));
 }
 
 async fn reply(delivery: Delivery) -> Result<Option<Message>, HandlerError> {
     if delivery.is_answer() {
+        delivery.bus().node().registry.note(&delivery); // a late answer to the registry's question
         return Ok(None);
     }
     let level = Level::from_value(delivery.value.as_deref());
@@ -30,10 +32,9 @@ async fn reply(delivery: Delivery) -> Result<Option<Message>, HandlerError> {
 pub(crate) fn report(node: &Arc<Node>) -> Report {
     let settings = &node.settings;
     let (waiting, collected) = node.waiters.counts();
-    let depths: Vec<_> = node.lanes.read().iter().map(|lane| lane.depth()).collect();
+    let depths: Vec<_> = node.lanes.all_ever().iter().map(|lane| lane.depth()).collect();
     let sum = |count: fn(&crate::core::Depth) -> usize| small(depths.iter().map(count).sum::<usize>());
     let completed = depths.iter().map(|depth| depth.completed).sum::<u64>();
-    let max = if settings.multithreaded { settings.workers_max } else { 1 };
     Report {
         listeners: node.listeners.names(),
         change_stream: settings.use_change_stream,
@@ -46,13 +47,26 @@ pub(crate) fn report(node: &Arc<Node>) -> Report {
         in_progress: sum(|depth| depth.in_progress),
         queued: sum(|depth| depth.queued),
         workers: (
-            i64::from(small(max)),
+            i64::from(small(settings.workers())),
             i64::from(sum(|depth| depth.running)),
             i64::try_from(completed).unwrap_or(i64::MAX),
         ),
         program: concat!("rockdove ", env!("CARGO_PKG_VERSION")).to_owned(),
         driver: node.backend.describe(),
+        settings: settings.to_document(),
+        process: process(),
     }
+}
+
+/// Resident and largest memory in bytes, and threads, where the system tells (Linux).
+fn process() -> Option<(i64, i64, i32)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let number = |name: &str| -> Option<i64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let bytes = |name| Some(number(name)?.saturating_mul(1024));
+    Some((bytes("VmRSS")?, bytes("VmHWM")?, i32::try_from(number("Threads")?).ok()?))
 }
 
 fn small(count: usize) -> i32 {

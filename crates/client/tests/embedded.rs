@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use rockdove::{Bus, Delivery, Embedded, HandlerError, Message, Reject};
+use rockdove::{Bus, Delivery, Embedded, HandlerError, Layout, Message, Reject};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,7 +20,11 @@ async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
 }
 
 async fn connect(store: &Embedded, id: &str) -> Bus {
-    store.bus().sender_id(id).connect().await.unwrap()
+    connect_as(store, Layout::Standard, id).await
+}
+
+async fn connect_as(store: &Embedded, layout: Layout, id: &str) -> Bus {
+    store.bus().layout(layout).sender_id(id).connect().await.unwrap()
 }
 
 /// A listener that counts its calls.
@@ -36,8 +40,15 @@ fn count(
 
 #[tokio::test]
 async fn broadcasts_directed_messages_and_requests() {
+    for layout in Layout::ALL {
+        every_pattern(layout).await;
+    }
+}
+
+async fn every_pattern(layout: Layout) {
     let store = Embedded::memory().unwrap();
-    let (a, b, c) = (connect(&store, "a").await, connect(&store, "b").await, connect(&store, "c").await);
+    let [a, b, c] = ["a", "b", "c"].map(|id| connect_as(&store, layout, id));
+    let (a, b, c) = tokio::join!(a, b, c);
     let (at_b, at_c) = (Arc::default(), Arc::default());
     b.subscribe("t", count(&at_b)).await.unwrap();
     c.subscribe("t", count(&at_c)).await.unwrap();
@@ -58,13 +69,19 @@ async fn broadcasts_directed_messages_and_requests() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exclusive_messages_are_processed_once_whatever_fails() {
+    for layout in Layout::ALL {
+        exclusive_once(layout).await;
+    }
+}
+
+async fn exclusive_once(layout: Layout) {
     let store = Embedded::memory().unwrap();
-    let sender = connect(&store, "sender").await;
+    let sender = connect_as(&store, layout, "sender").await;
     let done: Arc<Mutex<Vec<String>>> = Arc::default();
     let tries = Arc::new(AtomicUsize::new(0));
     let mut nodes = Vec::new();
     for id in ["n1", "n2", "n3"] {
-        let (bus, done, tries) = (connect(&store, id).await, done.clone(), tries.clone());
+        let (bus, done, tries) = (connect_as(&store, layout, id).await, done.clone(), tries.clone());
         bus.subscribe("t", move |message| {
             let nth = tries.fetch_add(1, Ordering::SeqCst);
             let done = done.clone();
@@ -148,4 +165,59 @@ async fn two_queues_and_two_databases_do_not_meet() {
     let shop = store.bus().queue("shop").send_only().connect().await.unwrap();
     shop.publish(Message::new("t")).await.unwrap();
     eventually("heard", async || heard.load(Ordering::SeqCst) == 1).await;
+}
+
+/// Listeners come and go on several topics of one collection each while messages are sent: none is lost, none is
+/// processed twice, whatever lanes are made and retired meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listeners_that_come_and_go_lose_nothing() {
+    for layout in Layout::ALL {
+        let store = Embedded::memory().unwrap();
+        let sender = connect_as(&store, layout, "sender").await;
+        let done: Arc<Mutex<Vec<String>>> = Arc::default();
+        let listen = |bus: Bus, topic: &'static str, done: Arc<Mutex<Vec<String>>>| async move {
+            bus.subscribe(topic, move |message| {
+                done.lock().push(message.value.clone().unwrap());
+                std::future::ready(Ok(()))
+            })
+            .await
+            .unwrap()
+        };
+        let nodes = [connect_as(&store, layout, "n1").await, connect_as(&store, layout, "n2").await];
+        let topics = ["a", "b", "a.c", "a_c"];
+        let (per_topic, rounds) = (50, 30);
+        let send = async {
+            for n in 0..per_topic {
+                for topic in topics {
+                    let message = Message::new(topic).value(format!("{topic} {n}")).exclusive(true);
+                    sender.publish(message.never_expires()).await.unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let churn = async {
+            for round in 0..rounds {
+                let mut listening = Vec::new();
+                for (place, topic) in topics.iter().enumerate() {
+                    let bus = &nodes[(round + place) % 2];
+                    listening.push(listen(bus.clone(), topic, done.clone()).await);
+                }
+                tokio::time::sleep(Duration::from_millis(4)).await;
+                listening.into_iter().for_each(rockdove::Subscription::cancel);
+            }
+            for (place, topic) in topics.iter().enumerate() {
+                listen(nodes[place % 2].clone(), topic, done.clone()).await;
+            }
+        };
+        tokio::join!(send, churn);
+        let all = per_topic * topics.len();
+        eventually("all processed", async || done.lock().len() >= all).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut values = done.lock().clone();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!((values.len(), done.lock().len()), (all, all), "{layout:?}");
+        join_all(nodes.iter().chain([&sender]).map(Bus::shutdown)).await;
+        store.close().await.unwrap();
+    }
 }

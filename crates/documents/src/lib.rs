@@ -15,6 +15,7 @@ mod build;
 mod check;
 mod doc;
 mod error;
+mod scanned;
 mod types;
 mod value;
 
@@ -22,6 +23,7 @@ pub use build::DocBuilder;
 pub use check::{MAX_DEPTH, Malformed, check};
 pub use doc::{Doc, Element, Iter, RawDoc};
 pub use error::{Code, Error, Result, code};
+pub use scanned::Scanned;
 pub use show::show;
 pub use types::{Decimal128, ObjectId, Timestamp};
 pub use value::{Kind, Owned, ToValue, Value};

@@ -23,6 +23,7 @@ pub struct Path {
 pub struct Part {
     name: Box<str>,
     index: Option<usize>,
+    path_hash: u64,
 }
 
 /// What the walk found: a value or "missing", and where.
@@ -53,12 +54,21 @@ impl Part {
     pub fn index(&self) -> Option<usize> {
         self.index
     }
+
+    /// The hash of the path from its beginning to this part: [`hash_name`] of one name after the other.
+    pub(crate) fn path_hash(&self) -> u64 {
+        self.path_hash
+    }
 }
 
 impl Path {
     /// Splits a path at its dots. Empty parts are names like any other.
     pub fn new(text: &str) -> Path {
-        let parts = text.split('.').map(|name| Part { name: name.into(), index: array_index(name) });
+        let mut path_hash = 0;
+        let parts = text.split('.').map(|name| {
+            path_hash = hash_name(path_hash, name.as_bytes());
+            Part { name: name.into(), index: array_index(name), path_hash }
+        });
         Path { text: text.into(), parts: parts.collect() }
     }
 
@@ -112,6 +122,18 @@ impl From<&str> for Path {
     fn from(text: &str) -> Path {
         Path::new(text)
     }
+}
+
+/// The hash of a path that goes on with `name`. It only finds candidates quickly: equal hashes prove nothing.
+#[inline]
+pub(crate) fn hash_name(path: u64, name: &[u8]) -> u64 {
+    const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15; // 2^64 divided by the golden ratio, as is common
+    let word = |bytes: &[u8]| match bytes.first_chunk::<8>() {
+        Some(chunk) => u64::from_le_bytes(*chunk),
+        None => bytes.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    };
+    let ends = word(name) ^ word(&name[name.len().saturating_sub(8)..]).rotate_left(23);
+    (path.rotate_left(29) ^ ends ^ name.len() as u64).wrapping_add(1).wrapping_mul(FACTOR)
 }
 
 /// The array position that a name means, if it is written like one.

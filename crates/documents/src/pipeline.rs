@@ -33,8 +33,9 @@ mod unwind;
 pub use merge::{Merge, Sink, Target, WhenMatched, WhenNotMatched};
 
 use crate::expr::{Context, Surroundings, Variables};
+use crate::filter::{Alternatives, Filter};
 use crate::update::UpdateOptions;
-use crate::{Code, Doc, Error, Owned, RawDoc, Result, Timestamp, Value, code};
+use crate::{Code, Doc, Error, Owned, RawDoc, Result, Scanned, Timestamp, Value, code};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -190,6 +191,11 @@ trait Stage: Debug + Send + Sync {
     fn as_map(&self) -> Option<&dyn Map> {
         None
     }
+
+    /// The stage as a filter, if it is only that.
+    fn as_filter(&self) -> Option<&Filter> {
+        None
+    }
 }
 
 /// A stage that makes at most one document of each.
@@ -337,8 +343,31 @@ impl Pipeline {
     /// that [`Pipeline::parse_change_stream`] and [`Pipeline::parse_update`] allow. A document that only
     /// filters see is returned as it is.
     pub fn apply_one(&self, doc: Doc, environment: &Environment) -> Result<Option<Doc>> {
+        self.apply_from(0, doc, environment)
+    }
+
+    /// Like [`Pipeline::apply_one`], for a document that other pipelines look at too: filters at the beginning
+    /// take its fields as they were found.
+    pub fn apply(&self, scanned: &Scanned<'_>, environment: &Environment) -> Result<Option<Doc>> {
+        let filters = self.stages.iter().map_while(|planned| planned.stage.as_filter());
+        let mut passed = 0;
+        for filter in filters {
+            if !filter.matches_scanned(scanned)? {
+                return Ok(None);
+            }
+            passed += 1;
+        }
+        self.apply_from(passed, scanned.doc().clone(), environment)
+    }
+
+    /// What [`Filter::needs`] tells of the filters at the beginning.
+    pub fn needs(&self) -> Vec<Alternatives<'_>> {
+        self.stages.iter().map_while(|planned| planned.stage.as_filter()).flat_map(Filter::needs).collect()
+    }
+
+    fn apply_from(&self, first: usize, doc: Doc, environment: &Environment) -> Result<Option<Doc>> {
         let mut doc = doc;
-        for planned in &self.stages {
+        for planned in self.stages.iter().skip(first) {
             let Some(map) = planned.stage.as_map() else {
                 let text = format!("{} does not make one document of one", planned.name);
                 return Err(Error::new(code::ILLEGAL_OPERATION, text));

@@ -18,6 +18,7 @@ mod tree;
 mod upsert;
 
 pub(crate) use op::Op;
+pub use replace::check_id;
 pub(crate) use run::{Scope, run};
 pub(crate) use tree::{ChildOrder, Fields};
 pub use upsert::upsert_document;
@@ -143,7 +144,9 @@ impl Update {
     fn transform(&self, pipeline: &Pipeline, doc: RawDoc<'_>) -> Result<Applied> {
         let environment = Environment::new(self.now_ms, self.timestamp, self.variables.values());
         let new = pipeline.apply_one(doc.to_doc(), &environment)?.unwrap_or_default();
-        replace::validate(new.raw())?;
+        if let Some(id) = new.get("_id") {
+            check_id(id)?;
+        }
         let new = replace::with_id_of(doc, new.raw(), Timestamp { time: u32::MAX, increment: u32::MAX });
         check_depth(&new)?;
         let changed = new.bytes()[..] != *doc.bytes();

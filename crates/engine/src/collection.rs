@@ -12,7 +12,7 @@ use crate::index::{ID_INDEX, Index, IndexSpec};
 use crate::namespace::Namespace;
 use crate::trie::Trie;
 use rockdove_documents::filter::Filter;
-use rockdove_documents::key::{Fields, KeyBuf, encode_key};
+use rockdove_documents::key::{KeySet, RowBuf, encode_key};
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code};
 use std::sync::Arc;
 
@@ -62,6 +62,8 @@ pub struct Collection {
     pub info: Arc<CollectionInfo>,
     records: Trie<Doc>,
     indexes: Vec<Index>,
+    /// The keys of `indexes`, in their order.
+    keys: Arc<KeySet>,
     next_record: RecordNumber,
     bytes: u64,
 }
@@ -69,17 +71,9 @@ pub struct Collection {
 /// Buffers that index maintenance uses again and again.
 #[derive(Default)]
 pub struct Scratch {
-    old: KeyBuf,
-    /// The new keys, index by index.
-    new: Vec<Keys>,
-    entry: Vec<u8>,
-}
-
-/// A document's keys in one index.
-#[derive(Default)]
-struct Keys {
-    keys: KeyBuf,
-    multikey: bool,
+    old: RowBuf,
+    new: RowBuf,
+    id: Vec<u8>,
 }
 
 impl CollectionInfo {
@@ -132,7 +126,8 @@ impl Collection {
     /// An empty collection with its `_id` index (a view has none).
     pub fn new(info: CollectionInfo) -> Collection {
         let indexes = if info.view.is_some() { vec![] } else { vec![Index::new(Arc::new(IndexSpec::id()))] };
-        Collection { info: Arc::new(info), records: Trie::default(), indexes, next_record: 1, bytes: 0 }
+        let (info, keys) = (Arc::new(info), key_set(&indexes));
+        Collection { info, records: Trie::default(), indexes, keys, next_record: 1, bytes: 0 }
     }
 
     /// Number of documents.
@@ -197,17 +192,16 @@ impl Collection {
 
     /// The record whose `_id` equals `id`.
     pub fn find_id(&self, id: Value<'_>, scratch: &mut Scratch) -> Option<RecordNumber> {
-        scratch.entry.clear();
-        encode_key(id, &mut scratch.entry);
-        self.indexes.first()?.find(&scratch.entry)
+        scratch.id.clear();
+        encode_key(id, &mut scratch.id);
+        self.indexes.first()?.find(&scratch.id)
     }
 
     /// Inserts a document under `record`, which must be new.
     pub fn insert(&mut self, record: RecordNumber, doc: Doc, scratch: &mut Scratch) -> Result<()> {
         self.make_keys(record, doc.raw(), scratch)?;
-        for (index, keys) in self.indexes.iter_mut().zip(&scratch.new) {
-            index.multikey |= keys.multikey;
-            index.add(&keys.keys, record, &mut scratch.entry);
+        for (number, index) in self.indexes.iter_mut().enumerate() {
+            index.add(scratch.new.row(number));
         }
         self.bytes += doc.bytes().len() as u64;
         self.records.insert(record, doc);
@@ -219,20 +213,16 @@ impl Collection {
     pub fn replace(&mut self, record: RecordNumber, doc: Doc, scratch: &mut Scratch) -> Result<()> {
         let Some(old) = self.records.get(record).cloned() else { return Err(missing(record)) };
         self.make_keys(record, doc.raw(), scratch)?;
-        let before = Fields::new(old.raw());
-        for (index, keys) in self.indexes.iter_mut().zip(&scratch.new) {
-            scratch.old.clear();
-            if index.spec.covers(old.raw()) {
-                index.spec.key.keys_of(&before, &mut scratch.old)?;
-            }
-            index.multikey |= keys.multikey;
-            if !scratch.old.iter().eq(keys.keys.iter()) {
-                index.take_away(&scratch.old, record, &mut scratch.entry);
-                index.add(&keys.keys, record, &mut scratch.entry);
+        self.keys_of(record, old.raw(), &mut scratch.old)?;
+        for (number, index) in self.indexes.iter_mut().enumerate() {
+            let (before, after) = (scratch.old.row(number), scratch.new.row(number));
+            index.multikey |= after.multikey;
+            if !before.entries().eq(after.entries()) {
+                index.take_away(before);
+                index.add(after);
             }
         }
         self.bytes = self.bytes + doc.bytes().len() as u64 - old.bytes().len() as u64;
-        drop(before);
         self.records.insert(record, doc);
         Ok(())
     }
@@ -240,10 +230,11 @@ impl Collection {
     /// Removes a record and returns its document.
     pub fn remove(&mut self, record: RecordNumber, scratch: &mut Scratch) -> Option<Doc> {
         let doc = self.records.remove(record)?;
-        for index in &mut self.indexes {
-            if index.spec.covers(doc.raw()) && index.spec.key.keys(doc.raw(), &mut scratch.old).is_ok() {
-                index.take_away(&scratch.old, record, &mut scratch.entry);
-            }
+        // A document that is in the collection has keys.
+        let made = self.keys_of(record, doc.raw(), &mut scratch.old);
+        debug_assert_eq!(made, Ok(()));
+        for (number, index) in self.indexes.iter_mut().enumerate() {
+            index.take_away(scratch.old.row(number));
         }
         self.bytes -= doc.bytes().len() as u64;
         Some(doc)
@@ -260,17 +251,17 @@ impl Collection {
     /// Builds an index over all documents; fails without a change if they break it.
     pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<()> {
         let mut index = Index::new(spec);
+        let (keys, rows) = (KeySet::new([&index.spec.key]), &mut scratch.new);
         for (record, doc) in self.records.iter() {
-            if index.spec.covers(doc.raw()) {
-                index.multikey |= index.spec.key.keys(doc.raw(), &mut scratch.old)?;
-                if index.spec.unique && index.conflict(&scratch.old, record).is_some() {
-                    return Err(duplicate_key(&self.info.ns, &index.spec, doc.raw()));
-                }
-                index.add(&scratch.old, record, &mut scratch.entry);
+            keys.keys(doc.raw(), &record.to_be_bytes(), |_| index.spec.covers(doc.raw()), rows)?;
+            if index.spec.unique && index.has_conflict(rows.row(0), record) {
+                return Err(duplicate_key(&self.info.ns, &index.spec, doc.raw()));
             }
+            index.add(rows.row(0));
         }
         self.indexes.retain(|other| other.spec.name != index.spec.name);
         self.indexes.push(index);
+        self.keys = key_set(&self.indexes);
         Ok(())
     }
 
@@ -284,25 +275,30 @@ impl Collection {
     /// Drops an index; the `_id` index stays.
     pub fn drop_index(&mut self, name: &str) {
         self.indexes.retain(|index| index.spec.name == ID_INDEX || index.spec.name != name);
+        self.keys = key_set(&self.indexes);
     }
 
     /// Makes the document's keys for all indexes, before anything changes. Fails with `DuplicateKey` if another
     /// record has one of them in a unique index, or if the document cannot be indexed.
     fn make_keys(&self, record: RecordNumber, doc: RawDoc<'_>, scratch: &mut Scratch) -> Result<()> {
-        scratch.new.resize_with(self.indexes.len(), Keys::default);
-        let fields = Fields::new(doc);
-        for (index, keys) in self.indexes.iter().zip(&mut scratch.new) {
-            keys.keys.clear();
-            keys.multikey = false;
-            if index.spec.covers(doc) {
-                keys.multikey = index.spec.key.keys_of(&fields, &mut keys.keys)?;
-                if index.spec.unique && index.conflict(&keys.keys, record).is_some() {
-                    return Err(duplicate_key(&self.info.ns, &index.spec, doc));
-                }
+        let made = self.keys_of(record, doc, &mut scratch.new);
+        // After an error the rows before it are there: what is wrong with the first index counts.
+        for (number, index) in self.indexes.iter().enumerate() {
+            if index.spec.unique && index.has_conflict(scratch.new.row(number), record) {
+                return Err(duplicate_key(&self.info.ns, &index.spec, doc));
             }
         }
-        Ok(())
+        made
     }
+
+    /// A document's entries in all indexes.
+    fn keys_of(&self, record: RecordNumber, doc: RawDoc<'_>, rows: &mut RowBuf) -> Result<()> {
+        self.keys.keys(doc, &record.to_be_bytes(), |number| self.indexes[number].spec.covers(doc), rows)
+    }
+}
+
+fn key_set(indexes: &[Index]) -> Arc<KeySet> {
+    Arc::new(KeySet::new(indexes.iter().map(|index| &index.spec.key)))
 }
 
 fn missing(record: RecordNumber) -> Error {

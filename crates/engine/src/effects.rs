@@ -196,6 +196,16 @@ impl BatchEncoder {
     }
 }
 
+/// How many of a document's bytes are copied when its insertion is made ready for the log; the others go there from
+/// where they are. For benchmarks.
+pub fn copied_into_log(doc: &Doc) -> usize {
+    let mut encoder = BatchEncoder::new(Timestamp::default(), 0);
+    encoder.push(&Effect::Insert { collection: 1, record: 1, doc: doc.clone() });
+    let parts = encoder.parts();
+    let shared = parts.iter().filter(|part| doc.bytes().as_ptr_range().contains(&part.as_ptr()));
+    doc.bytes().len() - shared.map(|part| part.len()).sum::<usize>()
+}
+
 /// A batch read from the log: its effects in order, each with its time.
 #[derive(Debug)]
 pub struct BatchDecoder {

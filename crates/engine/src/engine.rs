@@ -3,10 +3,12 @@
 use crate::checkpoint::{self, CheckpointError};
 use crate::clock::Clock;
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteReply,
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteError,
+    WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
-use crate::feed::{ChangeStream, EventPipeline, Feed, FeedStats, Scope};
+use crate::feed::{ChangeStream, Feed, FeedStats};
+use crate::groups::{EventPipeline, Scope};
 use crate::keeper::Keeper;
 use crate::limits::Memory;
 use crate::open::{self, OpenError};
@@ -256,7 +258,7 @@ impl Engine {
     }
 
     /// Changes or removes one document and returns it.
-    pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply> {
+    pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
         let is_small = command.filter.names_one_id();
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }

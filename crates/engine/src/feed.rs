@@ -4,8 +4,10 @@
 //! sequencer ─ publish ─► ring ─► dispatcher thread ─► one group a distinct pipeline ─► its streams
 //! ```
 //!
-//! The dispatcher evaluates each distinct pipeline once per event, away from the sequencer, and wakes only the
-//! streams of groups that matched. A stream that lags behind what its group remembers reads the ring itself.
+//! The dispatcher evaluates each distinct pipeline at most once per event, away from the sequencer, and wakes only
+//! the streams of groups that matched (`groups.rs`). While few pipelines are followed, whoever publishes a few events
+//! delivers them at once instead: that costs less than waking the dispatcher, and the streams hear of it sooner. A
+//! stream that lags behind what its group remembers reads the ring itself.
 //!
 //! Invariants
 //! * Every stream sees events in the log's order, each at most once; a position is a time in the log.
@@ -13,48 +15,24 @@
 //!   `ChangeStreamHistoryLost` and nobody else notices.
 //! * Publishing never waits for a stream.
 
-use crate::event::{Change, Event, Token, TokenKind, View, invalidate};
-use crate::namespace::Namespace;
-use parking_lot::{Condvar, Mutex, RwLock};
+use crate::event::{Event, Token, TokenKind, View};
+use crate::groups::{CHUNK, EventPipeline, Found, Group, GroupKey, Groups, Scope};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use rockdove_documents::{Doc, Error, Result, Timestamp, code};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
 
-/// How many events a group remembers for its streams; what is older they read from the ring.
-const GROUP_EVENTS_MAX: usize = 4096;
-/// How many events are taken from the ring in one go.
-const CHUNK: usize = 512;
+/// How many events are delivered in one go; streams open between two goes.
+const DELIVERY_MAX: usize = 64;
+/// Up to so many distinct pipelines, and so many undelivered events, are delivered by whoever publishes.
+const DELIVER_AT_ONCE_MAX: usize = 4;
+/// So many of the newest events are looked at before the others are searched.
+const NEAR: usize = 8;
 /// Most events the ring keeps, whatever their size.
 const RING_EVENTS_MAX: usize = 1_000_000;
-
-/// What part of the server a stream follows.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Scope {
-    /// One collection.
-    Collection(Namespace),
-    /// All collections of a database.
-    Database(String),
-    /// Everything.
-    Cluster,
-}
-
-/// What a stream does with an event: the stages after `$changeStream`.
-pub trait EventPipeline: Send + Sync {
-    /// The event as the stages leave it; `None` if they leave it out.
-    fn apply(&self, event: Doc) -> Result<Option<Doc>>;
-}
-
-/// Which events two streams share: equal keys are evaluated once.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct GroupKey {
-    scope: Scope,
-    view: View,
-    stages: bytes::Bytes,
-}
 
 /// The feed.
 pub struct Feed {
@@ -64,7 +42,9 @@ pub struct Feed {
 
 struct Shared {
     ring: RwLock<Ring>,
-    groups: Mutex<HashMap<GroupKey, Weak<Group>>>,
+    groups: Mutex<Groups>,
+    /// Whether some group lost its last stream.
+    abandoned: AtomicBool,
     /// Every group was given every event up to here.
     dispatched: AtomicU64,
     stopping: AtomicBool,
@@ -99,28 +79,6 @@ pub struct FeedStats {
     pub last: Timestamp,
 }
 
-/// One distinct pipeline and the events it let through lately.
-struct Group {
-    key: GroupKey,
-    pipeline: Arc<dyn EventPipeline>,
-    matched: Mutex<Matched>,
-    news: Notify,
-}
-
-struct Matched {
-    events: VecDeque<Found>,
-    /// Everything later than this that matched is in `events`.
-    complete_after: Timestamp,
-}
-
-/// An event that concerns a stream: what to deliver, and whether the stream ends with it.
-#[derive(Clone)]
-struct Found {
-    at: Timestamp,
-    doc: Result<Option<Doc>>,
-    invalidate: Option<Doc>,
-}
-
 impl Feed {
     /// Starts the feed of a log whose last effect happened at `last`.
     pub fn start(epoch: u32, last: Timestamp, bytes_max: usize) -> std::io::Result<Feed> {
@@ -128,6 +86,7 @@ impl Feed {
         let shared = Arc::new(Shared {
             ring: RwLock::new(ring),
             groups: Mutex::default(),
+            abandoned: AtomicBool::new(false),
             dispatched: AtomicU64::new(last.bits()),
             stopping: AtomicBool::new(false),
             wake: (Mutex::new(()), Condvar::new()),
@@ -139,16 +98,16 @@ impl Feed {
     }
 
     /// Takes in the events of a batch, which are in order and newer than all before.
-    pub fn publish(&self, events: Vec<Event>, upto: Timestamp) {
+    pub fn publish(&self, events: Vec<Arc<Event>>, upto: Timestamp) {
         let mut ring = self.shared.ring.write();
-        for event in events {
-            ring.bytes += event.bytes();
-            ring.events.push_back(Arc::new(event));
-        }
+        ring.bytes += events.iter().map(|event| event.bytes()).sum::<usize>();
+        ring.events.extend(events);
         ring.last = upto;
         ring.trim();
         drop(ring);
-        self.shared.wake();
+        if !self.shared.deliver_at_once() {
+            self.shared.wake();
+        }
     }
 
     /// Puts events from before the start of the feed in front: the log's recent history.
@@ -183,7 +142,7 @@ impl Feed {
             events: ring.events.len(),
             bytes: ring.bytes,
             bytes_max: ring.bytes_max,
-            groups: self.shared.groups.lock().len(),
+            groups: self.shared.groups().len(),
             complete_after: ring.complete_after,
             last: ring.last,
         }
@@ -196,7 +155,7 @@ impl Feed {
         if let Some(thread) = self.dispatcher.lock().take() {
             let _ = thread.join(); // a panic there was reported by the panic hook
         }
-        let groups: Vec<_> = self.shared.groups.lock().values().filter_map(Weak::upgrade).collect();
+        let groups: Vec<_> = self.shared.groups.lock().iter().cloned().collect();
         groups.iter().for_each(|group| group.news.notify_waiters());
     }
 }
@@ -218,10 +177,15 @@ impl Ring {
         }
     }
 
-    /// Up to [`CHUNK`] events after `after`.
-    fn after(&self, after: Timestamp) -> Vec<Arc<Event>> {
-        let start = self.events.partition_point(|event| event.at <= after);
-        self.events.range(start..).take(CHUNK).cloned().collect()
+    /// Up to `count_max` events after `after`.
+    fn after(&self, after: Timestamp, count_max: usize) -> Vec<Arc<Event>> {
+        // Who asks is mostly almost up to date.
+        let newer = self.events.iter().rev().take(NEAR).take_while(|event| event.at > after).count();
+        let start = match newer {
+            NEAR => self.events.partition_point(|event| event.at <= after),
+            _ => self.events.len() - newer,
+        };
+        self.events.range(start..).take(count_max).cloned().collect()
     }
 }
 
@@ -242,117 +206,68 @@ impl Shared {
 
     /// The group for `key`, made if there is none.
     fn join(&self, key: GroupKey, pipeline: Arc<dyn EventPipeline>) -> Arc<Group> {
-        let mut groups = self.groups.lock();
-        if let Some(group) = groups.get(&key).and_then(Weak::upgrade) {
-            return group;
-        }
+        let mut groups = self.groups();
         let complete_after = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
-        let matched = Mutex::new(Matched { events: VecDeque::new(), complete_after });
-        let group = Arc::new(Group { key: key.clone(), pipeline, matched, news: Notify::new() });
-        groups.insert(key, Arc::downgrade(&group));
-        group
+        groups.join(key, pipeline, complete_after)
+    }
+
+    /// The groups that are followed.
+    fn groups(&self) -> MutexGuard<'_, Groups> {
+        let mut groups = self.groups.lock();
+        if self.abandoned.swap(false, Ordering::AcqRel) {
+            groups.sweep();
+        }
+        groups
     }
 
     /// The dispatcher's loop.
     fn dispatch(&self) {
         while !self.stopping.load(Ordering::Acquire) {
-            let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
-            let (events, last) = {
-                let ring = self.ring.read();
-                (ring.after(from), ring.last)
-            };
-            match events.last() {
-                Some(newest) => self.deliver(&events, newest.at),
-                None if last > from => self.deliver(&[], last),
-                None => {
-                    let mut guard = self.wake.0.lock();
-                    if self.ring.read().last <= from && !self.stopping.load(Ordering::Acquire) {
-                        self.wake.1.wait_for(&mut guard, Duration::from_secs(1));
-                    }
-                }
+            if self.deliver(&self.groups(), DELIVERY_MAX) {
+                continue;
+            }
+            let mut guard = self.wake.0.lock();
+            let dispatched = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
+            if self.ring.read().last <= dispatched && !self.stopping.load(Ordering::Acquire) {
+                self.wake.1.wait_for(&mut guard, Duration::from_secs(1));
             }
         }
     }
 
-    /// Gives `events` to every group, then moves the mark to `upto`.
-    fn deliver(&self, events: &[Arc<Event>], upto: Timestamp) {
-        let mut groups = self.groups.lock();
-        let mut news: Vec<Arc<Group>> = Vec::new();
-        groups.retain(|_, group| {
-            let Some(group) = group.upgrade() else { return false };
-            let found: Vec<_> = events.iter().filter_map(|event| group.evaluate(event, self.epoch)).collect();
-            if !found.is_empty() {
-                group.remember(found);
-                news.push(group);
-            }
-            true
-        });
-        self.dispatched.store(upto.bits(), Ordering::Release);
-        drop(groups);
-        news.iter().for_each(|group| group.news.notify_waiters());
-    }
-}
-
-impl Group {
-    /// What of `event` concerns the group's streams.
-    fn evaluate(&self, event: &Event, epoch: u32) -> Option<Found> {
-        if !self.key.scope.contains(event) || !event.is_visible(&self.key.view) {
-            return None;
+    /// Delivers what was just published, if that is little work and nobody else is at it. Otherwise the dispatcher
+    /// has to be woken.
+    fn deliver_at_once(&self) -> bool {
+        let Some(groups) = self.groups.try_lock() else { return false };
+        if groups.len() > DELIVER_AT_ONCE_MAX {
+            return false;
         }
-        let doc = event.document(&self.key.view, epoch).and_then(|doc| self.pipeline.apply(doc));
-        let invalidate = match self.key.scope.ends_with(event) {
-            true => Some(invalidate(event.at, event.wall_ms, epoch)),
-            false => None,
+        self.deliver(&groups, DELIVER_AT_ONCE_MAX);
+        self.dispatched.load(Ordering::Acquire) >= self.ring.read().last.bits()
+    }
+
+    /// Gives the groups up to `count_max` events that they have not seen and moves the mark; whether there were any.
+    /// Only who holds the groups moves the mark, so that no event is given twice.
+    fn deliver(&self, groups: &Groups, count_max: usize) -> bool {
+        let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
+        let (events, last) = {
+            let ring = self.ring.read();
+            (ring.after(from, count_max), ring.last)
         };
-        match (&doc, &invalidate) {
-            (Ok(None), None) => None,
-            _ => Some(Found { at: event.at, doc, invalidate }),
+        // Fewer than asked for are all there are: times without an event are behind us too.
+        let upto = match events.last() {
+            Some(newest) if events.len() == count_max => newest.at,
+            _ => last,
+        };
+        if upto <= from {
+            return false;
         }
-    }
-
-    fn remember(&self, found: Vec<Found>) {
-        let mut matched = self.matched.lock();
-        matched.events.extend(found);
-        while matched.events.len() > GROUP_EVENTS_MAX {
-            if let Some(dropped) = matched.events.pop_front() {
-                matched.complete_after = dropped.at;
-            }
-        }
-    }
-
-    /// What the group remembers after `after`; `None` if it no longer knows all of it.
-    fn recall(&self, after: Timestamp) -> Option<Vec<Found>> {
-        let matched = self.matched.lock();
-        if after < matched.complete_after {
-            return None;
-        }
-        let start = matched.events.partition_point(|found| found.at <= after);
-        Some(matched.events.range(start..).take(CHUNK).cloned().collect())
-    }
-}
-
-impl Scope {
-    fn contains(&self, event: &Event) -> bool {
-        match self {
-            Scope::Collection(ns) => match &event.change {
-                Change::DropDatabase => false,
-                Change::Rename { to } => event.ns == *ns || to == ns,
-                _ => event.ns == *ns,
-            },
-            Scope::Database(name) => {
-                event.ns.database() == name && !event.ns.collection().starts_with("system.")
-            }
-            Scope::Cluster => !event.ns.is_internal(),
-        }
-    }
-
-    /// Whether what the stream follows is gone after `event` (MongoDB manual, "invalidate Event").
-    fn ends_with(&self, event: &Event) -> bool {
-        matches!(
-            (self, &event.change),
-            (Scope::Collection(_), Change::Drop | Change::Rename { .. })
-                | (Scope::Database(_), Change::DropDatabase)
-        )
+        let mut news = Vec::new();
+        events.iter().for_each(|event| groups.deliver(event, self.epoch, &mut news));
+        self.dispatched.store(upto.bits(), Ordering::Release);
+        news.sort_unstable_by_key(Arc::as_ptr);
+        news.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        news.iter().for_each(|group| group.news.notify_waiters());
+        true
     }
 }
 
@@ -374,6 +289,14 @@ pub struct Batch {
     pub resume_token: Doc,
     /// Whether the stream is over (its last event is `invalidate`).
     pub ended: bool,
+}
+
+impl Drop for ChangeStream {
+    fn drop(&mut self) {
+        if self.group.leave() {
+            self.shared.abandoned.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl ChangeStream {
@@ -452,7 +375,7 @@ impl ChangeStream {
             return Ok((found, upto));
         }
         self.shared.check_history(self.position)?;
-        let events = self.shared.ring.read().after(self.position);
+        let events = self.shared.ring.read().after(self.position, CHUNK);
         let upto = events.last().map_or(self.position, |event| event.at);
         let found = events.iter().filter_map(|event| self.group.evaluate(event, self.shared.epoch)).collect();
         Ok((found, upto))
@@ -477,15 +400,16 @@ fn check_id(doc: &Doc) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::key_of;
-    use rockdove_documents::{Value, doc};
+    use crate::event::{Change, key_of};
+    use crate::namespace::Namespace;
+    use rockdove_documents::{Scanned, Value, doc};
 
     struct Only(&'static str);
 
     impl EventPipeline for Only {
-        fn apply(&self, event: Doc) -> Result<Option<Doc>> {
-            Ok((self.0.is_empty() || event.get("operationType").and_then(|o| o.as_str()) == Some(self.0))
-                .then_some(event))
+        fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
+            let operation = event.get("operationType").and_then(|operation| operation.as_str());
+            Ok((self.0.is_empty() || operation == Some(self.0)).then(|| event.doc().clone()))
         }
     }
 
@@ -493,9 +417,9 @@ mod tests {
         Timestamp::from_bits(1000 + n)
     }
 
-    fn insert(n: u64, ns: &str) -> Event {
+    fn insert(n: u64, ns: &str) -> Arc<Event> {
         let doc = doc! { "_id": n as i64 };
-        Event::new(at(n), 0, Namespace::parse(ns).unwrap(), [0; 16], Change::Insert { doc })
+        Event::new(at(n), 0, Namespace::parse(ns).unwrap(), [0; 16], Change::Insert { doc }).into()
     }
 
     fn feed(bytes_max: usize) -> Feed {
@@ -564,6 +488,7 @@ mod tests {
     async fn a_slow_stream_loses_its_history_and_nobody_else_does() {
         let feed = feed(20 * insert(1, "a.b").bytes());
         let mut slow = follow(&feed, collection(), "", 0).unwrap();
+        slow.group.leave();
         slow.group = feed.shared.join(
             GroupKey { scope: collection(), view: View::default(), stages: bytes::Bytes::from_static(b"x") },
             Arc::new(Only("")),
@@ -584,7 +509,7 @@ mod tests {
         let feed = feed(1 << 20);
         let mut stream = follow(&feed, collection(), "", 0).unwrap();
         let drop = Event::new(at(2), 0, Namespace::parse("a.b").unwrap(), [0; 16], Change::Drop);
-        feed.publish(vec![insert(1, "a.b"), drop], at(2));
+        feed.publish(vec![insert(1, "a.b"), drop.into()], at(2));
         let mut kinds = Vec::new();
         loop {
             let batch = stream.next(1, 1 << 20, Duration::from_secs(5)).await.unwrap();

@@ -7,7 +7,7 @@ use crate::effects::RecordNumber;
 use crate::tree::Tree;
 use rockdove_documents::collation::Collation;
 use rockdove_documents::filter::{Filter, FilterOptions};
-use rockdove_documents::key::{KeyBuf, KeyPattern};
+use rockdove_documents::key::{KeyPattern, Row};
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code};
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ impl IndexSpec {
             }
             None => None,
         };
-        let key = KeyPattern::parse(key_doc)?.collated(collation);
+        let key = KeyPattern::parse(key_doc)?.collated(collation).sparse(flag(spec, "sparse")?);
         let name = match spec.get("name") {
             Some(Value::String(name)) if !name.is_empty() && name != "*" => name.to_string(),
             Some(Value::String(name)) => {
@@ -120,12 +120,9 @@ impl IndexSpec {
         same_keys(self.key_doc(), keys)
     }
 
-    /// Whether a document belongs into the index.
+    /// Whether a document belongs into the index, unless it is sparse and the document has none of its fields.
     pub fn covers(&self, doc: RawDoc<'_>) -> bool {
-        match &self.partial {
-            Some(filter) => filter.matches(doc).unwrap_or(false),
-            None => !self.sparse || self.key.has_any_field(doc),
-        }
+        self.partial.as_ref().is_none_or(|filter| filter.matches(doc).unwrap_or(false))
     }
 }
 
@@ -201,37 +198,29 @@ impl Index {
     /// The record that has exactly this key, if any (the first one by record number).
     pub fn find(&self, key: &[u8]) -> Option<RecordNumber> {
         let entry = self.tree.first_at_or_after(key)?;
-        (entry.len() == key.len() + RECORD_BYTES && entry.starts_with(key)).then(|| record_of(entry))
+        let found = entry.len() == key.len() + RECORD_BYTES && entry.starts_with(key);
+        entry.last_bytes().filter(|_| found).map(RecordNumber::from_be_bytes)
     }
 
-    /// A record other than `own` that has one of these keys.
-    pub fn conflict(&self, keys: &KeyBuf, own: RecordNumber) -> Option<(RecordNumber, Vec<u8>)> {
-        keys.iter().find_map(|key| {
-            self.find(key).filter(|record| *record != own).map(|record| (record, key.to_vec()))
-        })
+    /// Whether a record other than `own` has one of these keys.
+    pub fn has_conflict(&self, row: Row<'_>, own: RecordNumber) -> bool {
+        row.keys().any(|key| self.find(key).is_some_and(|record| record != own))
     }
 
     /// Adds a record's entries.
-    pub fn add(&mut self, keys: &KeyBuf, record: RecordNumber, scratch: &mut Vec<u8>) {
-        for key in keys.iter() {
-            self.tree.insert(entry(key, record, scratch));
+    pub fn add(&mut self, row: Row<'_>) {
+        self.multikey |= row.multikey;
+        for entry in row.entries() {
+            self.tree.insert(entry);
         }
     }
 
     /// Takes a record's entries away.
-    pub fn take_away(&mut self, keys: &KeyBuf, record: RecordNumber, scratch: &mut Vec<u8>) {
-        for key in keys.iter() {
-            self.tree.remove(entry(key, record, scratch));
+    pub fn take_away(&mut self, row: Row<'_>) {
+        for entry in row.entries() {
+            self.tree.remove(entry);
         }
     }
-}
-
-/// The entry of `key` and `record`, written into `scratch`.
-fn entry<'s>(key: &[u8], record: RecordNumber, scratch: &'s mut Vec<u8>) -> &'s [u8] {
-    scratch.clear();
-    scratch.extend_from_slice(key);
-    scratch.extend_from_slice(&record.to_be_bytes());
-    scratch
 }
 
 /// The record an entry points to.

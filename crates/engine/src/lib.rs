@@ -22,11 +22,16 @@ mod clock;
 mod collection;
 mod command;
 mod definition;
+#[cfg(fuzzing)]
+#[allow(missing_docs)]
+pub mod effects;
+#[cfg(not(fuzzing))]
 mod effects;
 mod engine;
 mod event;
 mod feed;
 mod find;
+mod groups;
 mod index;
 mod keeper;
 mod limits;
@@ -45,10 +50,12 @@ mod trie;
 pub use clock::Clock;
 pub use collection::{Capped, Collection, CollectionInfo, View as ViewDefinition};
 pub use command::*;
+pub use effects::copied_into_log;
 pub use engine::{Engine, Options, StartAt};
 pub use event::{BeforeChange, FullDocument, Token, TokenKind, View};
-pub use feed::{Batch, ChangeStream, EventPipeline, FeedStats, Scope};
+pub use feed::{Batch, ChangeStream, FeedStats};
 pub use find::{Documents, Explained, Find, count, explain, find_in, for_each_match};
+pub use groups::{EventPipeline, Scope};
 pub use index::{ID_INDEX, Index, IndexSpec};
 pub use limits::Memory;
 pub use namespace::{NAMESPACE_BYTES_MAX, Namespace, check_database};

@@ -51,7 +51,7 @@ pub enum Request {
     /// Carry out statements.
     Write(Box<Write>, oneshot::Sender<Result<WriteReply>>),
     /// Change one document and return it.
-    FindAndModify(Box<FindAndModify>, oneshot::Sender<Result<FindAndModifyReply>>),
+    FindAndModify(Box<FindAndModify>, oneshot::Sender<Found>),
     /// Change collections or indexes.
     Define(Box<Definition>, Ack, oneshot::Sender<Result<DefinitionReply>>),
     /// Delete documents that a TTL index says are over; answers how many went.
@@ -107,7 +107,7 @@ pub struct Sequencer {
 /// One batch being put together.
 pub struct Batch {
     encoder: BatchEncoder,
-    events: Vec<Event>,
+    events: Vec<Arc<Event>>,
     replies: Vec<(Ack, Reply)>,
     /// Retry records of this batch; they join the others once it is in the log.
     pending: Sessions,
@@ -117,10 +117,13 @@ pub struct Batch {
     upto: Timestamp,
 }
 
+/// What a `findAndModify` comes to.
+type Found = Result<FindAndModifyReply, WriteError>;
+
 /// An answer that waits for its acknowledgement level.
 pub enum Reply {
     Write(oneshot::Sender<Result<WriteReply>>, Result<WriteReply>),
-    FindAndModify(oneshot::Sender<Result<FindAndModifyReply>>, Result<FindAndModifyReply>),
+    FindAndModify(oneshot::Sender<Found>, Found),
     Define(oneshot::Sender<Result<DefinitionReply>>, Result<DefinitionReply>),
     Sync(oneshot::Sender<Result<()>>),
     Expired(oneshot::Sender<usize>, usize),
@@ -137,7 +140,7 @@ impl Reply {
             (Reply::Write(to, reply), None) => drop(to.send(reply)),
             (Reply::Write(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
             (Reply::FindAndModify(to, reply), None) => drop(to.send(reply)),
-            (Reply::FindAndModify(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
+            (Reply::FindAndModify(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
             (Reply::Define(to, reply), None) => drop(to.send(reply)),
             (Reply::Define(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
             (Reply::Sync(to), failure) => drop(to.send(failure.cloned().map_or(Ok(()), Err))),
@@ -361,7 +364,7 @@ impl Sequencer {
         }
     }
 
-    fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Result<FindAndModifyReply> {
+    fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Found {
         if let Some(retry) = &command.retry {
             let stored = self.recall(retry, statement_number(retry, 0), batch)?;
             if let Some(Stored::Found { value, found, upserted }) = stored {
@@ -400,7 +403,7 @@ impl Sequencer {
         let at = batch.encoder.next_at();
         let event = self.state.apply(at, batch.wall_ms, &effect, after, &mut self.scratch)?;
         batch.encoder.push(&effect);
-        batch.events.extend(event);
+        batch.events.extend(event.map(Arc::new));
         batch.upto = at;
         Ok(())
     }
@@ -476,7 +479,7 @@ impl Sequencer {
         self.expire_sessions(batch.wall_ms);
     }
 
-    fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Event>) {
+    fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Arc<Event>>) {
         self.index = index;
         self.unmarked_bytes += size;
         if self.unmarked_bytes >= MARK_BYTES {

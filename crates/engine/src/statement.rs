@@ -16,7 +16,7 @@ use crate::sequencer::{Batch, Sequencer};
 use rockdove_documents::filter::Filter;
 use rockdove_documents::key::{Direction, encode_key};
 use rockdove_documents::sort::Sort;
-use rockdove_documents::update::{Update, upsert_document};
+use rockdove_documents::update::{Update, check_id, upsert_document};
 use rockdove_documents::{Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
 use std::time::Instant;
@@ -68,16 +68,6 @@ fn with_id_first(doc: RawDoc<'_>, new_id: impl FnOnce() -> ObjectId) -> Doc {
         out.append_element(element);
     }
     out.finish()
-}
-
-fn check_id(id: Value<'_>) -> Result<()> {
-    let kind = match id {
-        Value::Array(_) => "array",
-        Value::Regex { .. } => "regex",
-        Value::Undefined => "undefined",
-        _ => return Ok(()),
-    };
-    Err(Error::new(code::INVALID_ID_FIELD, format!("The '_id' value cannot be of type {kind}")))
 }
 
 fn check_size(doc: &Doc) -> Result<()> {
@@ -271,7 +261,7 @@ pub fn find_and_modify(
     seq: &mut Sequencer,
     command: &FindAndModify,
     batch: &mut Batch,
-) -> Result<FindAndModifyReply> {
+) -> Result<FindAndModifyReply, WriteError> {
     let hits = select(seq, &command.ns, &command.filter, command.sort.as_ref(), command.hint.as_ref(), true)?;
     let hit = hits.into_iter().next();
     let (found, mut upserted) = (hit.is_some(), None);
@@ -286,15 +276,13 @@ pub fn find_and_modify(
         }
         (Modify::Remove, None) => None,
         (Modify::Update { update, return_new, .. }, Some(hit)) => {
-            let after = change(seq, &command.ns, &hit, update, command.bypass_validation, batch)
-                .map_err(|e| e.error)?;
+            let after = change(seq, &command.ns, &hit, update, command.bypass_validation, batch)?;
             Some(if *return_new { after.unwrap_or(hit.doc) } else { hit.doc })
         }
         (Modify::Update { upsert: false, .. }, None) => None,
         (Modify::Update { update, return_new, .. }, None) => {
             let bypass = command.bypass_validation;
-            let made =
-                upsert(seq, &command.ns, &command.filter, update, bypass, batch).map_err(|e| e.error)?;
+            let made = upsert(seq, &command.ns, &command.filter, update, bypass, batch)?;
             upserted = Some(made.0);
             return_new.then_some(made.1)
         }

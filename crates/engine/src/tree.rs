@@ -1,14 +1,18 @@
 //! A persistent ordered set of byte strings: the storage of an index.
 //!
-//! A B+tree whose nodes pack their keys into one buffer each, so that copying a node is one `memcpy` and an
-//! entry costs its own bytes and four more. Cloning the tree shares everything; a change copies the nodes on
-//! its path that somebody else still shares.
+//! A B+tree whose nodes pack their keys into one buffer each: first what all keys of the node begin with,
+//! then the rest of each key. Keys of an index that grow with time, or that share their leading values, take
+//! few bytes that way, copying a node is one `memcpy`, and an entry costs its rest and four bytes more.
+//! Cloning the tree shares everything; a change copies the nodes on its path that somebody else still shares.
 //!
 //! Invariants
 //! * Keys are unique and ordered as bytes.
-//! * No node but an empty root is empty; a node above [`NODE_BYTES`] or [`NODE_KEYS`] is split.
+//! * No node but an empty root is empty; a node that grows above [`NODE_BYTES`] or [`NODE_KEYS`] is split.
+//! * All keys of a node begin with its prefix; a key that does not would stand before or behind all of them.
+//! * A bound between two nodes is above every key on its left and not above any key on its right.
 //! * A snapshot (clone) never changes.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// A node with more bytes of keys than this is split (if it has two keys).
@@ -27,10 +31,20 @@ pub struct Tree {
     bytes: usize,
 }
 
-/// Byte strings one after another in one buffer.
-#[derive(Clone, Default)]
+/// A key in a node: its node's prefix and its rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Key<'t> {
+    prefix: &'t [u8],
+    rest: &'t [u8],
+}
+
+/// Byte strings with a common beginning, one after another in one buffer.
+#[derive(Default)]
 struct Packed {
+    /// The prefix, then the rests.
     bytes: Vec<u8>,
+    prefix: usize,
+    /// Where each rest ends in `bytes`.
     ends: Vec<u32>,
 }
 
@@ -44,41 +58,134 @@ enum Node {
     },
 }
 
+/// A node that was split off: the bound between both and the right one.
+type Split = (Vec<u8>, Node);
+
+impl Key<'_> {
+    /// Bytes of the key.
+    #[allow(clippy::len_without_is_empty, reason = "a length in bytes; whether a key is empty nobody asks")]
+    pub fn len(&self) -> usize {
+        self.prefix.len() + self.rest.len()
+    }
+
+    /// Whether the key begins with these bytes.
+    pub fn starts_with(&self, bytes: &[u8]) -> bool {
+        match bytes.strip_prefix(self.prefix) {
+            Some(more) => self.rest.starts_with(more),
+            None => self.prefix.starts_with(bytes),
+        }
+    }
+
+    /// The last `N` bytes, if there are so many.
+    pub fn last_bytes<const N: usize>(&self) -> Option<[u8; N]> {
+        if let Some(last) = self.rest.last_chunk() {
+            return Some(*last);
+        }
+        let (mut last, more) = ([0; N], N - self.rest.len());
+        last[..more].copy_from_slice(&self.prefix[self.prefix.len().checked_sub(more)?..]);
+        last[more..].copy_from_slice(self.rest);
+        Some(last)
+    }
+
+    fn to_vec(self) -> Vec<u8> {
+        [self.prefix, self.rest].concat()
+    }
+}
+
+impl Clone for Packed {
+    /// A node is copied because something is about to be added to it: the copy has some room.
+    fn clone(&self) -> Packed {
+        let mut bytes = Vec::with_capacity(self.bytes.len() + self.bytes.len() / 8 + 32);
+        bytes.extend_from_slice(&self.bytes);
+        let mut ends = Vec::with_capacity(self.ends.len() + self.ends.len() / 8 + 4);
+        ends.extend_from_slice(&self.ends);
+        Packed { bytes, prefix: self.prefix, ends }
+    }
+}
+
 impl Packed {
+    /// One key alone.
+    fn of(key: &[u8]) -> Packed {
+        Packed { bytes: key.to_vec(), prefix: key.len(), ends: vec![key.len() as u32] }
+    }
+
     fn len(&self) -> usize {
         self.ends.len()
     }
 
-    fn start(&self, index: usize) -> usize {
-        if index == 0 { 0 } else { self.ends[index - 1] as usize }
+    fn prefix(&self) -> &[u8] {
+        &self.bytes[..self.prefix]
     }
 
-    fn get(&self, index: usize) -> &[u8] {
+    /// Where the rest of a key starts.
+    #[inline]
+    fn start(&self, index: usize) -> usize {
+        if index == 0 { self.prefix } else { self.ends[index - 1] as usize }
+    }
+
+    #[inline]
+    fn rest(&self, index: usize) -> &[u8] {
         &self.bytes[self.start(index)..self.ends[index] as usize]
+    }
+
+    fn get(&self, index: usize) -> Key<'_> {
+        Key { prefix: self.prefix(), rest: self.rest(index) }
     }
 
     /// The position of `key`, or where it would go.
     fn search(&self, key: &[u8]) -> Result<usize, usize> {
-        let (mut low, mut high) = (0, self.len());
+        let Some(last) = self.len().checked_sub(1) else { return Err(0) };
+        let Some(rest) = key.strip_prefix(self.prefix()) else {
+            return Err(if key < self.prefix() { 0 } else { self.len() });
+        };
+        // Most keys grow: the end is looked at first.
+        match self.rest(last).cmp(rest) {
+            Ordering::Less => return Err(last + 1),
+            Ordering::Equal => return Ok(last),
+            Ordering::Greater => {}
+        }
+        let (mut low, mut high) = (0, last);
         while low < high {
             let middle = (low + high) / 2;
-            match self.get(middle).cmp(key) {
-                std::cmp::Ordering::Less => low = middle + 1,
-                std::cmp::Ordering::Equal => return Ok(middle),
-                std::cmp::Ordering::Greater => high = middle,
+            match self.rest(middle).cmp(rest) {
+                Ordering::Less => low = middle + 1,
+                Ordering::Equal => return Ok(middle),
+                Ordering::Greater => high = middle,
             }
         }
         Err(low)
     }
 
-    fn insert(&mut self, index: usize, key: &[u8]) {
+    /// Adds `key` at its place, which is `index`. False if it does not share the prefix and the node would
+    /// become too large without it: then `index` is one of the ends.
+    #[must_use]
+    fn insert(&mut self, index: usize, key: &[u8]) -> bool {
+        if self.len() == 0 {
+            *self = Packed::of(key);
+            return true;
+        }
+        let common = common(self.prefix(), key);
+        if common < self.prefix {
+            let added = (self.len() * (self.prefix - common)).saturating_add(key.len() - common);
+            if self.bytes.len().saturating_add(added) > NODE_BYTES {
+                return false;
+            }
+            self.set_prefix(common);
+        }
+        let rest = &key[self.prefix..];
         let start = self.start(index);
         let old = self.bytes.len();
-        self.bytes.resize(old + key.len(), 0);
-        self.bytes.copy_within(start..old, start + key.len());
-        self.bytes[start..start + key.len()].copy_from_slice(key);
-        self.ends.insert(index, (start + key.len()) as u32);
-        self.ends[index + 1..].iter_mut().for_each(|end| *end += key.len() as u32);
+        if index == self.len() {
+            self.bytes.extend_from_slice(rest);
+            self.ends.push(self.bytes.len() as u32);
+            return true;
+        }
+        self.bytes.resize(old + rest.len(), 0);
+        self.bytes.copy_within(start..old, start + rest.len());
+        self.bytes[start..start + rest.len()].copy_from_slice(rest);
+        self.ends.insert(index, (start + rest.len()) as u32);
+        self.ends[index + 1..].iter_mut().for_each(|end| *end += rest.len() as u32);
+        true
     }
 
     fn remove(&mut self, index: usize) {
@@ -89,25 +196,106 @@ impl Packed {
         self.ends[index..].iter_mut().for_each(|end| *end -= length);
     }
 
-    /// Moves the keys from `index` on into a new buffer; both fit exactly.
+    /// Bytes it would have with a prefix of this length.
+    fn bytes_with_prefix(&self, prefix: usize) -> usize {
+        prefix + self.len() * self.prefix + self.bytes.len() - self.prefix - self.len() * prefix
+    }
+
+    /// Packs the keys again with a prefix of this length, which all of them have.
+    fn set_prefix(&mut self, length: usize) {
+        let mut bytes = Vec::with_capacity(self.bytes_with_prefix(length) + 64);
+        let mut ends = Vec::with_capacity(self.len() + 4);
+        if self.len() > 0 {
+            let key = self.get(0);
+            bytes.extend(key.prefix.iter().chain(key.rest).take(length));
+        }
+        for index in 0..self.len() {
+            let key = self.get(index);
+            if length < self.prefix {
+                bytes.extend_from_slice(&key.prefix[length..]);
+                bytes.extend_from_slice(key.rest);
+            } else {
+                bytes.extend_from_slice(&key.rest[length - self.prefix..]);
+            }
+            ends.push(bytes.len() as u32);
+        }
+        *self = Packed { bytes, prefix: length, ends };
+    }
+
+    /// Makes the prefix as long as it can be, and the buffers as small.
+    fn tighten(&mut self) {
+        let more = match self.len() {
+            0 => 0,
+            1 => self.rest(0).len(),
+            count => common(self.rest(0), self.rest(count - 1)),
+        };
+        if more > 0 {
+            self.set_prefix(self.prefix + more);
+        }
+        self.bytes.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
+    /// Moves the keys from `index` on into a new node.
     fn split_off(&mut self, index: usize) -> Packed {
         let start = self.start(index);
-        let right = Packed {
-            bytes: self.bytes[start..].to_vec(),
-            ends: self.ends[index..].iter().map(|end| end - start as u32).collect(),
+        let mut bytes = Vec::with_capacity(self.prefix + self.bytes.len() - start);
+        bytes.extend_from_slice(self.prefix());
+        bytes.extend_from_slice(&self.bytes[start..]);
+        let moved = (start - self.prefix) as u32;
+        let mut right = Packed {
+            bytes,
+            prefix: self.prefix,
+            ends: self.ends[index..].iter().map(|end| end - moved).collect(),
         };
+        right.tighten();
         self.bytes.truncate(start);
-        self.bytes.shrink_to_fit();
         self.ends.truncate(index);
-        self.ends.shrink_to_fit();
+        self.tighten();
         right
     }
 
-    fn extend(&mut self, other: &Packed) {
-        let base = self.bytes.len() as u32;
-        self.bytes.extend_from_slice(&other.bytes);
-        self.ends.extend(other.ends.iter().map(|end| end + base));
+    /// The prefix that both would have together, and their bytes then.
+    fn together(&self, other: &Packed) -> (usize, usize) {
+        let prefix = common(self.prefix(), other.prefix());
+        (prefix, self.bytes_with_prefix(prefix) + other.bytes_with_prefix(prefix) - prefix)
     }
+
+    /// Appends the keys of `other`, which are above all here.
+    fn extend(&mut self, other: &Packed) {
+        if self.len() == 0 {
+            *self = other.clone();
+            return;
+        }
+        if other.len() == 0 {
+            return;
+        }
+        let (prefix, _) = self.together(other);
+        if prefix < self.prefix {
+            self.set_prefix(prefix);
+        }
+        for index in 0..other.len() {
+            let key = other.get(index);
+            self.bytes.extend_from_slice(&key.prefix[prefix..]);
+            self.bytes.extend_from_slice(key.rest);
+            self.ends.push(self.bytes.len() as u32);
+        }
+    }
+}
+
+/// How many bytes both begin with.
+#[inline]
+fn common(a: &[u8], b: &[u8]) -> usize {
+    if b.starts_with(a) {
+        return a.len();
+    }
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// The shortest beginning of `right` that is above `left`, which is below `right`.
+fn bound_between(left: Key<'_>, right: &[u8]) -> Vec<u8> {
+    let left = left.to_vec();
+    right[..(common(&left, right) + 1).min(right.len())].to_vec()
 }
 
 impl Node {
@@ -130,18 +318,24 @@ impl Node {
         }
     }
 
-    /// Splits an overfull node; returns the bound between both and the right one. A node that grew at its
-    /// end is split there, so that keys that only grow leave full nodes behind.
-    fn split(&mut self, at_end: bool) -> (Vec<u8>, Node) {
+    /// Splits an overfull node. A node that grew at its end is split there, so that keys that only grow leave
+    /// full nodes behind.
+    fn split(&mut self, at_end: bool) -> Split {
         match self {
             Node::Leaf(keys) => {
-                let right = keys.split_off(if at_end { keys.len() - 1 } else { keys.len() / 2 });
-                (right.get(0).to_vec(), Node::Leaf(right))
+                let mut right = keys.split_off(if at_end { keys.len() - 1 } else { keys.len() / 2 });
+                if at_end {
+                    // It goes on to grow as the left one did.
+                    right.bytes.reserve_exact(keys.bytes.len());
+                    right.ends.reserve_exact(keys.len());
+                }
+                let bound = bound_between(keys.get(keys.len() - 1), &right.get(0).to_vec());
+                (bound, Node::Leaf(right))
             }
             Node::Inner { firsts, children } => {
                 let middle = if at_end { firsts.len() - 1 } else { firsts.len() / 2 };
+                let bound = firsts.get(middle).to_vec();
                 let mut right = firsts.split_off(middle);
-                let bound = right.get(0).to_vec();
                 right.remove(0);
                 let children = children.split_off(middle + 1);
                 (bound, Node::Inner { firsts: right, children })
@@ -149,12 +343,45 @@ impl Node {
         }
     }
 
-    /// Appends `right`, which `bound` separates from this node; both are of one kind.
+    /// Adds a key to a leaf; returns what had to be split off.
+    fn add_key(&mut self, position: usize, key: &[u8]) -> Option<Split> {
+        let Node::Leaf(keys) = self else { return None };
+        let at_end = position == keys.len();
+        if keys.insert(position, key) {
+            return self.is_overfull().then(|| self.split(at_end));
+        }
+        // It does not share the prefix: it gets a node of its own, on one side or the other.
+        let alone = Packed::of(key);
+        if at_end {
+            return Some((bound_between(keys.get(position - 1), key), Node::Leaf(alone)));
+        }
+        let right = std::mem::replace(keys, alone);
+        Some((bound_between(keys.get(0), &right.get(0).to_vec()), Node::Leaf(right)))
+    }
+
+    /// Adds what was split off child `child`; returns what had to be split off here.
+    fn add_child(&mut self, child: usize, (bound, right): Split) -> Option<Split> {
+        let Node::Inner { firsts, children } = self else { return None };
+        let at_end = child == firsts.len();
+        if children.len() == children.capacity() {
+            children.reserve_exact(children.len() / 4 + 4);
+        }
+        children.insert(child + 1, Arc::new(right));
+        if firsts.insert(child, &bound) {
+            return self.is_overfull().then(|| self.split(at_end));
+        }
+        // As with a key: the bound goes up, and one child stands alone.
+        let children = children.split_off(child + 1);
+        let firsts = if at_end { Packed::default() } else { std::mem::take(firsts) };
+        Some((bound, Node::Inner { firsts, children }))
+    }
+
+    /// Appends `right`, which `bound` separates from this node; both are of one kind and [`joinable`].
     fn join(&mut self, bound: &[u8], right: &Node) {
         match (self, right) {
             (Node::Leaf(left), Node::Leaf(right)) => left.extend(right),
             (Node::Inner { firsts, children }, Node::Inner { firsts: more, children: others }) => {
-                firsts.insert(firsts.len(), bound);
+                firsts.extend(&Packed::of(bound));
                 firsts.extend(more);
                 children.extend(others.iter().cloned());
             }
@@ -175,7 +402,7 @@ impl Tree {
         self.count
     }
 
-    /// Bytes of all keys together.
+    /// Bytes of all keys together, each counted in full.
     pub fn key_bytes(&self) -> usize {
         self.bytes
     }
@@ -186,10 +413,8 @@ impl Tree {
         self.count += 1;
         self.bytes += key.len();
         if let Some((bound, right)) = split {
-            let mut firsts = Packed::default();
-            firsts.insert(0, &bound);
             let children = vec![self.root.clone(), Arc::new(right)];
-            self.root = Arc::new(Node::Inner { firsts, children });
+            self.root = Arc::new(Node::Inner { firsts: Packed::of(&bound), children });
         }
         true
     }
@@ -214,13 +439,13 @@ impl Tree {
     }
 
     /// The first key of at least `from`.
-    pub fn first_at_or_after(&self, from: &[u8]) -> Option<&[u8]> {
+    pub fn first_at_or_after(&self, from: &[u8]) -> Option<Key<'_>> {
         first(&self.root, from)
     }
 
     /// A cursor on the first key of at least `from`.
     pub fn seek(&self, from: &[u8]) -> Cursor {
-        let mut cursor = Cursor { path: Vec::with_capacity(4) };
+        let mut cursor = Cursor { path: Vec::with_capacity(4), key: Vec::new() };
         cursor.descend(self.root.clone(), from);
         cursor
     }
@@ -230,7 +455,7 @@ impl Tree {
         let mut cursor = match bound {
             Some(bound) => self.seek(bound),
             None => {
-                let mut cursor = Cursor { path: Vec::with_capacity(4) };
+                let mut cursor = Cursor { path: Vec::with_capacity(4), key: Vec::new() };
                 cursor.descend_last(self.root.clone());
                 return cursor;
             }
@@ -245,25 +470,17 @@ impl Tree {
 }
 
 /// Inserts below `node`. `None`: the key was there. Otherwise the split that the parent has to take in.
-#[allow(clippy::type_complexity, reason = "the split of one node, used only here")]
-fn insert(node: &mut Arc<Node>, key: &[u8]) -> Option<Option<(Vec<u8>, Node)>> {
-    let at_end;
+fn insert(node: &mut Arc<Node>, key: &[u8]) -> Option<Option<Split>> {
     if let Node::Leaf(keys) = &**node {
         let position = keys.search(key).err()?;
-        at_end = position == keys.len();
-        if let Node::Leaf(keys) = Arc::make_mut(node) {
-            keys.insert(position, key);
-        }
-    } else {
-        let Node::Inner { firsts, children } = Arc::make_mut(node) else { return None };
-        let child = child_for(firsts, key);
-        at_end = child == children.len() - 1;
-        if let Some((bound, right)) = insert(&mut children[child], key)? {
-            firsts.insert(child, &bound);
-            children.insert(child + 1, Arc::new(right));
-        }
+        return Some(Arc::make_mut(node).add_key(position, key));
     }
-    Some(node.is_overfull().then(|| Arc::make_mut(node).split(at_end)))
+    let Node::Inner { firsts, children } = Arc::make_mut(node) else { return None };
+    let child = child_for(firsts, key);
+    match insert(&mut children[child], key)? {
+        Some(split) => Some(Arc::make_mut(node).add_child(child, split)),
+        None => Some(None),
+    }
 }
 
 fn remove(node: &mut Arc<Node>, key: &[u8]) -> bool {
@@ -284,22 +501,31 @@ fn remove(node: &mut Arc<Node>, key: &[u8]) -> bool {
         if firsts.len() > 0 {
             firsts.remove(child.saturating_sub(1));
         }
-    } else if child + 1 < children.len() && joinable(&children[child], &children[child + 1]) {
+    } else if child + 1 < children.len() && joinable(firsts, children, child) {
         join(firsts, children, child);
-    } else if child > 0 && joinable(&children[child - 1], &children[child]) {
+    } else if child > 0 && joinable(firsts, children, child - 1) {
         join(firsts, children, child - 1);
     }
     true
 }
 
-fn joinable(left: &Node, right: &Node) -> bool {
-    let (left, right) = (left.keys(), right.keys());
-    left.bytes.len() + right.bytes.len() < JOIN_BYTES && left.len() + right.len() < JOIN_KEYS
+/// Whether child `left` and the next one are small enough to be one node.
+fn joinable(firsts: &Packed, children: &[Arc<Node>], left: usize) -> bool {
+    let (one, other) = (&*children[left], &*children[left + 1]);
+    let (left_keys, right_keys) = (one.keys(), other.keys());
+    let bytes = match one {
+        Node::Leaf(_) => left_keys.together(right_keys).1,
+        // The bound between them becomes a key, which may have nothing in common with the others.
+        Node::Inner { .. } => {
+            left_keys.bytes_with_prefix(0) + right_keys.bytes_with_prefix(0) + firsts.get(left).len()
+        }
+    };
+    bytes < JOIN_BYTES && left_keys.len() + right_keys.len() < JOIN_KEYS
 }
 
 fn join(firsts: &mut Packed, children: &mut Vec<Arc<Node>>, left: usize) {
     let right = children.remove(left + 1);
-    Arc::make_mut(&mut children[left]).join(firsts.get(left), &right);
+    Arc::make_mut(&mut children[left]).join(&firsts.get(left).to_vec(), &right);
     firsts.remove(left);
 }
 
@@ -311,7 +537,7 @@ fn child_for(firsts: &Packed, key: &[u8]) -> usize {
     }
 }
 
-fn first<'n>(node: &'n Node, from: &[u8]) -> Option<&'n [u8]> {
+fn first<'n>(node: &'n Node, from: &[u8]) -> Option<Key<'n>> {
     match node {
         Node::Leaf(keys) => {
             let position = keys.search(from).unwrap_or_else(|position| position);
@@ -330,18 +556,25 @@ fn first<'n>(node: &'n Node, from: &[u8]) -> Option<&'n [u8]> {
 pub struct Cursor {
     /// The nodes from the root to a leaf with the position in each; empty when past either end.
     path: Vec<(Arc<Node>, usize)>,
+    /// The key here, unpacked.
+    key: Vec<u8>,
 }
 
 impl Cursor {
     /// The key here; `None` past the ends.
     pub fn key(&self) -> Option<&[u8]> {
-        match self.path.last() {
-            Some((node, position)) => match &**node {
-                Node::Leaf(keys) => Some(keys.get(*position)),
-                Node::Inner { .. } => None,
-            },
-            None => None,
+        (!self.path.is_empty()).then_some(&self.key)
+    }
+
+    /// Arrives at a position in a leaf.
+    fn rest_on(&mut self, leaf: Arc<Node>, position: usize) {
+        if let Node::Leaf(keys) = &*leaf {
+            let key = keys.get(position);
+            self.key.clear();
+            self.key.extend_from_slice(key.prefix);
+            self.key.extend_from_slice(key.rest);
         }
+        self.path.push((leaf, position));
     }
 
     /// Moves to the next key.
@@ -368,9 +601,12 @@ impl Cursor {
                 Node::Leaf(_) => None,
                 Node::Inner { children, .. } => Some(children[position].clone()),
             };
-            self.path.push((node, position));
-            if let Some(child) = child {
-                descend(self, child);
+            match child {
+                None => self.rest_on(node, position),
+                Some(child) => {
+                    self.path.push((node, position));
+                    descend(self, child);
+                }
             }
             return;
         }
@@ -385,11 +621,10 @@ impl Cursor {
             match &*node {
                 Node::Leaf(keys) => {
                     let position = keys.search(from).unwrap_or_else(|position| position);
-                    let (past, length) = (position >= keys.len(), keys.len());
-                    self.path.push((node.clone(), position.min(length.saturating_sub(1))));
-                    if length == 0 {
-                        self.path.clear();
-                    } else if past {
+                    let Some(last) = keys.len().checked_sub(1) else { return self.path.clear() };
+                    let past = position > last;
+                    self.rest_on(node.clone(), position.min(last));
+                    if past {
                         self.advance();
                     }
                     return;
@@ -410,8 +645,7 @@ impl Cursor {
                 Node::Leaf(keys) if keys.len() == 0 => return self.path.clear(),
                 Node::Leaf(keys) => {
                     let last = keys.len() - 1;
-                    self.path.push((node.clone(), last));
-                    return;
+                    return self.rest_on(node.clone(), last);
                 }
                 Node::Inner { children, .. } => {
                     let last = children.len() - 1;
@@ -426,7 +660,7 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
-    use super::Tree;
+    use super::{Key, NODE_KEYS, Node, Tree};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
     use std::ops::Bound;
@@ -436,7 +670,26 @@ mod tests {
             (0u16..400).prop_map(|n| n.to_be_bytes().to_vec()),
             prop::collection::vec(any::<u8>(), 0..200),
             (0u16..400).prop_map(|n| [vec![9; 150], n.to_be_bytes().to_vec()].concat()),
+            (0u8..40, 0u8..200).prop_map(|(c, n)| [vec![b'k'; usize::from(c)], vec![n]].concat()),
         ]
+    }
+
+    /// Checks the invariants below a node whose keys lie between two bounds.
+    fn check(node: &Node, from: Option<&[u8]>, upto: Option<&[u8]>) {
+        let packed = node.keys();
+        let keys: Vec<_> = (0..packed.len()).map(|index| packed.get(index).to_vec()).collect();
+        assert!(keys.is_sorted_by(|a, b| a < b));
+        assert!(keys.len() <= NODE_KEYS);
+        if let Node::Inner { children, .. } = node {
+            assert_eq!(children.len(), keys.len() + 1);
+            for (index, child) in children.iter().enumerate() {
+                assert!(!child.is_empty());
+                let before = index.checked_sub(1).map(|index| &keys[index][..]);
+                check(child, before.or(from), keys.get(index).map(Vec::as_slice).or(upto));
+            }
+        }
+        let inside = |key: &[u8]| from.is_none_or(|from| from <= key) && upto.is_none_or(|upto| key < upto);
+        assert!(keys.iter().all(|key| inside(key)));
     }
 
     fn forwards(tree: &Tree, from: &[u8]) -> Vec<Vec<u8>> {
@@ -468,7 +721,19 @@ mod tests {
         assert!(forwards(tree, probe).into_iter().eq(above()));
         assert!(backwards(tree, None).into_iter().eq(model.iter().rev().cloned()));
         assert!(backwards(tree, Some(probe)).into_iter().eq(below()));
-        assert_eq!(tree.first_at_or_after(probe).map(<[u8]>::to_vec), above().next());
+        let first = tree.first_at_or_after(probe);
+        assert_eq!(first.map(Key::to_vec), above().next());
+        if let Some(key) = first {
+            let whole = key.to_vec();
+            assert_eq!(key.len(), whole.len());
+            assert_eq!(key.last_bytes::<2>().as_ref(), whole.last_chunk());
+            for length in 0..=whole.len() {
+                assert!(key.starts_with(&whole[..length]));
+            }
+            assert_eq!(key.starts_with(probe), whole.starts_with(probe));
+            assert!(!key.starts_with(&[&whole[..], &[0]].concat()));
+        }
+        check(&tree.root, None, None);
     }
 
     proptest! {

@@ -19,6 +19,7 @@ fn value() -> impl Strategy<Value = Owned> {
         (0i32..3, 0i32..3).prop_map(|(a, b)| array![{ "k": a, "l": b }, { "k": b, "l": a }]),
         Just(array![]),
         (0i32..3).prop_map(|n| Owned::Document(doc! { "k": n, "l": 1 })),
+        (0i32..3).prop_map(|n| array![doc! { "k": n }, doc! { "l": n }]),
     ]
 }
 
@@ -43,7 +44,7 @@ fn document() -> impl Strategy<Value = Doc> {
 }
 
 fn condition() -> impl Strategy<Value = Doc> {
-    let name = prop_oneof![Just("a"), Just("b"), Just("c"), Just("a.k"), Just("a.l")];
+    let name = prop_oneof![Just("a"), Just("b"), Just("c"), Just("a.k"), Just("a.l"), Just("b.k")];
     let one = (name, value(), 0..9).prop_map(|(name, value, kind)| {
         let mut out = DocBuilder::new();
         match kind {
@@ -85,6 +86,7 @@ async fn filled(docs: &[Doc]) -> Engine {
         doc! { "key": { "b": 1 }, "name": "partial", "partialFilterExpression": { "b": { "$gte": 1 } } },
         doc! { "key": { "a.k": 1, "a.l": 1 }, "name": "akal" },
         doc! { "key": { "c": "hashed" }, "name": "hashed", "hidden": false },
+        doc! { "key": { "b.k": 1 }, "name": "sparse elements", "sparse": true },
     ];
     for spec in specs {
         let _ = define(&engine, Definition::CreateIndexes { ns: ns(), specs: vec![spec] }).await;

@@ -104,6 +104,11 @@ pub fn pending(me: &str) -> Document {
     doc! { "sender": { "$ne": me }, "processed_by.0": { "$exists": false } }
 }
 
+/// Messages that `node` has not marked: what it has yet to read in its own collection.
+pub fn unread(node: &str) -> Document {
+    doc! { "processed_by": { "$ne": node } }
+}
+
 /// Participants that gave no sign of life since `before_ms`.
 pub fn stale_participants(before_ms: i64) -> Document {
     doc! { "last_seen": { "$lt": before_ms } }

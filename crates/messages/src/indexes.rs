@@ -2,7 +2,7 @@
 //!
 //! Names matter: a second index with the same key under another name is an error (code 85) on MongoDB.
 
-use bson::{Document, doc};
+use bson::{Bson, Document, doc};
 
 /// One index to create.
 #[derive(Clone, PartialEq, Debug)]
@@ -22,6 +22,25 @@ impl IndexDefinition {
 
     fn expiry() -> Self {
         Self { expire_after_seconds: Some(0), ..Self::plain("delete_at_1", doc! {"delete_at": 1}) }
+    }
+
+    /// Whether an index that exists, as `listIndexes` shows it, does the same under whatever name: the same key, the
+    /// same expiry, and nothing that leaves documents out or refuses them.
+    pub fn is_served_by(&self, existing: &Document) -> bool {
+        let number = |value: &Bson| match value {
+            Bson::Int32(value) => Some(f64::from(*value)),
+            Bson::Int64(value) => Some(*value as f64),
+            Bson::Double(value) => Some(*value),
+            _ => None,
+        };
+        let keys = |keys: &Document| -> Vec<(String, Option<f64>)> {
+            keys.iter().map(|(field, order)| (field.clone(), number(order))).collect()
+        };
+        let expiry = existing.get("expireAfterSeconds").and_then(number);
+        existing.get_document("key").is_ok_and(|key| keys(key) == keys(&self.keys))
+            && expiry == self.expire_after_seconds.map(f64::from)
+            && !["unique", "sparse", "hidden"].iter().any(|option| existing.get_bool(option).unwrap_or(false))
+            && !["partialFilterExpression", "collation"].iter().any(|option| existing.contains_key(option))
     }
 
     /// The entry of a `createIndexes` command.
@@ -79,6 +98,18 @@ mod tests {
             assert_eq!(index.name, derived.join("_"));
         }
         assert_eq!(message_indexes().len(), 9);
+    }
+
+    #[test]
+    fn an_index_under_another_name_may_serve() {
+        let expiry = IndexDefinition::expiry();
+        let check = |existing: Document, expected| assert_eq!(expiry.is_served_by(&existing), expected);
+        check(doc! {"key": {"delete_at": 1.0}, "name": "ttl", "expireAfterSeconds": 0_i64}, true);
+        check(doc! {"key": {"delete_at": 1}, "name": "delete_at_1"}, false);
+        check(doc! {"key": {"delete_at": -1}, "expireAfterSeconds": 0}, false);
+        check(doc! {"key": {"delete_at": 1}, "expireAfterSeconds": 0, "sparse": true}, false);
+        check(doc! {"key": {"delete_at": 1, "ttl": 1}, "expireAfterSeconds": 0}, false);
+        check(doc! {"name": "odd"}, false);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! What differs between the layouts is data: the names made here, the lock lifetime (`lock_expiry`) and the
 //! filters. One queue uses one layout; nodes of different layouts do not hear each other.
 
+use std::str::FromStr;
 use thiserror::Error;
 
 /// The queue every node uses that names none.
@@ -30,13 +31,43 @@ impl Layout {
         }
     }
 
+    /// All layouts.
+    pub const ALL: [Self; 3] = [Self::Standard, Self::MultiCollection, Self::DualChannel];
+
+    /// The name used in settings and on command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::MultiCollection => "multi-collection",
+            Self::DualChannel => "dual-channel",
+        }
+    }
+
     /// The layout announced under `name`.
     pub fn from_implementation(name: &str) -> Option<Self> {
-        [Self::Standard, Self::MultiCollection, Self::DualChannel]
-            .into_iter()
-            .find(|layout| layout.implementation() == name)
+        Self::ALL.into_iter().find(|layout| layout.implementation() == name)
+    }
+
+    /// Whether directed messages and answers have collections of their own, one per recipient.
+    pub fn has_directed_lane(self) -> bool {
+        self != Self::Standard
     }
 }
+
+impl FromStr for Layout {
+    type Err = UnknownLayout;
+
+    /// Reads a layout by either of its names: [`name`](Self::name) or [`implementation`](Self::implementation).
+    fn from_str(name: &str) -> Result<Self, UnknownLayout> {
+        let by_name = Self::ALL.into_iter().find(|layout| layout.name() == name);
+        by_name.or_else(|| Self::from_implementation(name)).ok_or_else(|| UnknownLayout(name.to_owned()))
+    }
+}
+
+/// No layout has this name.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("no layout is called `{0}`; there are standard, multi-collection and dual-channel")]
+pub struct UnknownLayout(pub String);
 
 /// Why a queue or node cannot have a collection.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -101,6 +132,15 @@ impl Names {
         match self.layout {
             Layout::Standard | Layout::DualChannel => format!("{}_lck", self.base()),
             Layout::MultiCollection => clean(&format!("{}_lck_{topic}", self.queue)),
+        }
+    }
+
+    /// What the names of all collections for directed messages begin with; `None` in the Standard layout.
+    pub fn directed_prefix(&self) -> Option<String> {
+        match self.layout {
+            Layout::Standard => None,
+            Layout::MultiCollection => Some("dm_".to_owned()),
+            Layout::DualChannel => Some(format!("{}_dm_", self.base())),
         }
     }
 
@@ -200,10 +240,15 @@ mod tests {
 
     #[test]
     fn implementations_have_the_names_java_knows() {
-        for layout in [Layout::Standard, Layout::MultiCollection, Layout::DualChannel] {
+        for layout in Layout::ALL {
             assert_eq!(Layout::from_implementation(layout.implementation()), Some(layout));
         }
         assert_eq!(Layout::from_implementation("standardmessaging"), None);
+        for layout in Layout::ALL {
+            assert_eq!(layout.name().parse(), Ok(layout));
+            assert_eq!(layout.implementation().parse(), Ok(layout));
+        }
+        assert_eq!("Standard".parse::<Layout>(), Err(UnknownLayout("Standard".into())));
         assert!(Names::new(Layout::Standard, "a$b").is_err());
     }
 

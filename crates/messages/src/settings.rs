@@ -2,6 +2,7 @@
 
 use crate::layout::Layout;
 use crate::message::SELF;
+use bson::{Document, doc};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -14,6 +15,18 @@ pub enum ImplementationCheck {
     #[default]
     Warn,
     /// Announce; refuse to start on a mismatch. Later joiners are only logged.
+    Throw,
+}
+
+/// What to do about a message that, as far as the registry knows, nobody would receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RegistryCheck {
+    /// Send it; do not look.
+    #[default]
+    Ignore,
+    /// Send it, and log that nobody would receive it.
+    Warn,
+    /// Refuse to send it.
     Throw,
 }
 
@@ -48,10 +61,19 @@ pub struct Settings {
     pub status_info_topic: String,
     /// What to do about participants that speak another layout.
     pub implementation_check: ImplementationCheck,
-    /// Period of the participant heartbeat. 30 s.
+    /// Period of the participant heartbeat and of the registry's discovery, and the longest a failed registry check
+    /// waits for news. 30 s.
     pub heartbeat_interval: Duration,
     /// A participant without sign of life for this long is gone. 65 s.
     pub participant_timeout: Duration,
+    /// Whether to know, by asking, which nodes are there and what they listen to. Off.
+    pub registry: bool,
+    /// With the registry: what to do about broadcasts on topics that no other node listens to.
+    pub registry_check_topics: RegistryCheck,
+    /// With the registry: what to do about recipients that are not there.
+    pub registry_check_recipients: RegistryCheck,
+    /// With the registry, in the DualChannel layout: drop the empty collections of nodes that are gone. On.
+    pub sweep_orphans: bool,
     /// Most requests waiting for answers at a time. 10 000 (ours: bounds the poll's list of awaited answers).
     pub requests_max: usize,
     /// How long a shutdown waits for running listeners before it interrupts them. 10 s (ours).
@@ -77,6 +99,10 @@ impl Default for Settings {
             implementation_check: ImplementationCheck::Warn,
             heartbeat_interval: Duration::from_secs(30),
             participant_timeout: Duration::from_secs(65),
+            registry: false,
+            registry_check_topics: RegistryCheck::Ignore,
+            registry_check_recipients: RegistryCheck::Ignore,
+            sweep_orphans: true,
             requests_max: 10_000,
             shutdown_grace: Duration::from_secs(10),
         }
@@ -110,6 +136,36 @@ impl Settings {
         let id = self.sender_id.as_deref();
         check(id != Some(""), "sender_id", "must not be empty")?;
         check(id != Some(SELF), "sender_id", "`self` is reserved")
+    }
+
+    /// Listener calls at a time: [`workers_max`](Self::workers_max), or one.
+    pub fn workers(&self) -> usize {
+        if self.multithreaded { self.workers_max } else { 1 }
+    }
+
+    /// What status answers say about the settings, under Morphium's names. None of them is secret.
+    pub fn to_document(&self) -> Document {
+        doc! {
+            "messagingImplementation": self.layout.implementation(),
+            "messageQueueName": if self.queue.is_empty() { "msg" } else { &self.queue },
+            "messagingPollPause": millis(self.poll_pause),
+            "messagingFallbackPollInterval": millis(self.fallback_poll_interval),
+            "messagingWindowSize": i64::try_from(self.window_size).unwrap_or(i64::MAX),
+            "messagingMultithreadded": self.multithreaded,
+            "threadPoolMessagingMaxSize": i64::try_from(self.workers_max).unwrap_or(i64::MAX),
+            "useChangeStream": self.use_change_stream,
+            "messagingDefaultTtl": millis(self.default_ttl),
+            "autoAnswer": self.auto_answer,
+            "messagingStatusInfoListenerEnabled": self.status_info,
+            "messagingStatusInfoListenerName": &self.status_info_topic,
+            "messagingImplementationCheck": format!("{:?}", self.implementation_check).to_uppercase(),
+            "messagingRegistryEnabled": self.registry,
+            "messagingRegistryCheckTopics": format!("{:?}", self.registry_check_topics).to_uppercase(),
+            "messagingRegistryCheckRecipients": format!("{:?}", self.registry_check_recipients).to_uppercase(),
+            "messagingRegistryUpdateInterval": millis(self.heartbeat_interval),
+            "messagingRegistryParticipantTimeout": millis(self.participant_timeout),
+            "messagingDmCleanupOrphansOnStartup": self.sweep_orphans,
+        }
     }
 
     /// [`default_ttl`](Self::default_ttl) in ms.

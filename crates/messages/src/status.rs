@@ -5,6 +5,17 @@
 
 use bson::{Document, doc};
 
+/// `msg` of the status request by which a registry discovers nodes.
+pub const DISCOVERY_TEXT: &str = "status_request";
+/// `value` of that request.
+pub const DISCOVERY_VALUE: &str = "all";
+
+/// The topics that a status answer names; `None` when it names none because it is of another level.
+pub fn listened_topics(map_value: &Document) -> Option<Vec<String>> {
+    let listeners = map_value.get_document("message_listeners_by_name").ok()?;
+    Some(listeners.keys().cloned().collect())
+}
+
 /// How much a status request asks for: the exact text in its `value`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
@@ -59,6 +70,10 @@ pub struct Report {
     pub program: String,
     /// What the back end says about the server connection.
     pub driver: Document,
+    /// The settings in force, none of them secret.
+    pub settings: Document,
+    /// The process: resident and largest memory in bytes, and threads; `None` where the system does not tell.
+    pub process: Option<(i64, i64, i32)>,
 }
 
 /// The `map_value` of the answer to a status request.
@@ -67,10 +82,18 @@ pub fn answer(level: Level, report: &Report) -> Document {
         return Document::new();
     }
     let mut map = doc! { "jvm.version": &report.program };
+    if let Some((memory, largest, threads)) = report.process {
+        map.extend(doc! {
+            "jvm.total_mem": memory,
+            "jvm.max_mem": largest,
+            "jvm.threads.active": threads,
+        });
+    }
     if matches!(level, Level::Messaging | Level::All) {
         map.extend(messaging(report));
     }
     if matches!(level, Level::Driver | Level::All) {
+        map.insert("morphium.config", report.settings.clone());
         map.insert("morphium.driver.connections", report.driver.clone());
     }
     map
@@ -131,7 +154,10 @@ mod tests {
         assert!(messaging.contains_key("messaging_threadpoolstats"));
         assert!(!messaging.contains_key("morphium.driver.connections"));
         let driver = answer(Level::Driver, &report);
-        assert!(driver.contains_key("morphium.driver.connections") && driver.len() == 2);
-        assert_eq!(answer(Level::All, &report).len(), messaging.len() + 1);
+        assert!(driver.contains_key("morphium.driver.connections") && driver.len() == 3);
+        assert_eq!(answer(Level::All, &report).len(), messaging.len() + 2);
+        let report = Report { process: Some((5, 7, 3)), ..report };
+        assert_eq!(answer(Level::Driver, &report).get("jvm.threads.active"), Some(&bson::Bson::Int32(3)));
+        assert_eq!(answer(Level::Ping, &report), doc! {});
     }
 }

@@ -1,19 +1,24 @@
 """The wire protocol beyond plain commands: compression, checksums, awaiting, sections, no reply where none is due."""
 
 import struct
+import sys
 import time
 import zlib
 
 import bson
 import pytest
 import snappy
-import zstandard
 from conftest import connect
 from wire import EXHAUST_ALLOWED, MORE_TO_COME, OP_COMPRESSED, OP_MSG, OP_QUERY, Connection, compressed, crc32c, frame, message
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 SNAPPY, ZLIB, ZSTD = 1, 2, 3
-PACK = {0: bytes, SNAPPY: snappy.compress, ZLIB: zlib.compress, ZSTD: zstandard.ZstdCompressor().compress}
-UNPACK = {0: bytes, SNAPPY: snappy.uncompress, ZLIB: zlib.decompress, ZSTD: zstandard.ZstdDecompressor().decompress}
+PACK = {0: bytes, SNAPPY: snappy.compress, ZLIB: zlib.compress, ZSTD: zstd.compress}
+UNPACK = {0: bytes, SNAPPY: snappy.uncompress, ZLIB: zlib.decompress, ZSTD: zstd.decompress}
 
 
 @pytest.mark.parametrize("name", ["snappy", "zlib", "zstd"])

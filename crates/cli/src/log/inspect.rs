@@ -102,7 +102,7 @@ impl Verify {
         }
         Ok(match found.severity() {
             None | Some(Severity::Note) => Exit::Done,
-            Some(Severity::Unclean) => Exit::Unclean,
+            Some(Severity::Unclean) => Exit::Findings,
             Some(Severity::Damaged) => Exit::Damaged,
         })
     }

@@ -46,6 +46,9 @@ const RETRY_LONGEST: Duration = Duration::from_secs(60);
 /// First pause after a claim was lost to another node.
 const LOST_FIRST: Duration = Duration::from_secs(1);
 
+/// When other nodes compete, an exclusive message that was queued longer than this may be theirs by now.
+const DOUBT_AFTER: Duration = Duration::from_millis(2);
+
 /// The limits of one lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -67,6 +70,8 @@ pub(crate) struct Element {
     pub timestamp: i64,
     /// The document, when a stream event brought it; else it is read when its turn comes.
     pub snapshot: Option<Box<Message>>,
+    /// When it was queued.
+    pub since: Instant,
 }
 
 /// How the processing of an element ended.
@@ -74,6 +79,8 @@ pub(crate) struct Element {
 pub(crate) enum Outcome {
     /// Marked, gone, or nothing of ours.
     Done,
+    /// An exclusive message that another node processed.
+    Taken,
     /// A broadcast this instance has had.
     Delivered,
     /// An exclusive message this instance has processed; it may be requeued and come again.
@@ -135,6 +142,8 @@ pub(crate) struct LaneCore {
     exclusives: Recent,
     waiting: Waiting,
     polls: Polls,
+    /// The last claim went to another node: they compete for what is queued here.
+    contended: bool,
 }
 
 impl LaneCore {
@@ -151,6 +160,7 @@ impl LaneCore {
             exclusives: Recent::new(RECENT_MAX, MEMORY),
             waiting: Waiting::new(WAITING_MAX),
             polls: Polls::new(timing, now),
+            contended: false,
         }
     }
 
@@ -182,6 +192,11 @@ impl LaneCore {
         true
     }
 
+    /// Whether there is an element to process.
+    pub(crate) fn has_next(&self) -> bool {
+        self.running < self.limits.workers && !self.queue.is_empty()
+    }
+
     /// The next element to process, if a worker is free.
     pub(crate) fn next(&mut self) -> Option<Element> {
         if self.running >= self.limits.workers {
@@ -202,6 +217,10 @@ impl LaneCore {
         let fallback = self.polls.fallback();
         match outcome {
             Outcome::Done => self.waiting.remove(id),
+            Outcome::Taken => {
+                self.waiting.remove(id);
+                self.contended = true;
+            }
             Outcome::Delivered => {
                 self.waiting.remove(id);
                 self.broadcasts.insert(id, now);
@@ -209,6 +228,7 @@ impl LaneCore {
             Outcome::Processed => {
                 self.waiting.remove(id);
                 self.exclusives.insert(id, now);
+                self.contended = false;
             }
             Outcome::Failed => {
                 self.broadcasts.insert(id, now);
@@ -221,21 +241,35 @@ impl LaneCore {
             Outcome::Lost if progress.woken => {
                 self.waiting.remove(id);
                 self.polls.request();
+                self.contended = true;
             }
             Outcome::Lost => {
+                self.contended = true;
                 self.waiting.back_off(id, Reason::Lost, LOST_FIRST, fallback.max(LOST_FIRST), now);
             }
             Outcome::Paused => self.waiting.remove(id),
         }
-        if !matches!(outcome, Outcome::Done | Outcome::Delivered | Outcome::Processed | Outcome::Failed) {
+        use Outcome::{Delivered, Done, Failed, Processed, Taken};
+        if !matches!(outcome, Done | Taken | Delivered | Processed | Failed) {
             self.seen.forget(id); // it is to come again
         }
     }
 
     /// A lock was released: on `id`, or on an unknown message. Wakes only if a claim was lost here; releases are
     /// gathered into one poll per tick.
+    ///
+    /// What is queued here and was locked by another node is most likely processed. It leaves the queue: a node that
+    /// is slower than the others would otherwise spend its time on claims that are lost before they are made. Should
+    /// it have been given back, the poll finds it.
     pub(crate) fn lock_released(&mut self, id: Option<&MessageId>) {
         match id {
+            Some(id) if self.queued.contains_key(id) => {
+                if let Some(order) = self.queued.remove(id) {
+                    self.queue.remove(&order);
+                }
+                self.contended = true;
+                self.polls.request();
+            }
             Some(id) if self.waiting.reason(id) == Some(Reason::Lost) => {
                 self.waiting.remove(id);
                 self.polls.request();
@@ -255,6 +289,16 @@ impl LaneCore {
         self.wake_in_progress(id);
         self.waiting.remove(id);
         self.polls.urge();
+    }
+
+    /// Whether to look again at an exclusive message queued at `since` before claiming it.
+    pub(crate) fn is_doubtful(&self, since: Instant, now: Instant) -> bool {
+        self.contended && now.saturating_duration_since(since) > DOUBT_AFTER
+    }
+
+    /// Whether a claim on `id` was lost here before.
+    pub(crate) fn was_lost(&self, id: &MessageId) -> bool {
+        self.waiting.reason(id) == Some(Reason::Lost)
     }
 
     /// Whether this instance processed the exclusive message `id` a while ago.

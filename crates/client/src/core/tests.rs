@@ -50,7 +50,7 @@ fn id(n: u8) -> MessageId {
 }
 
 fn element(n: u8, priority: i32) -> Element {
-    Element { id: id(n), priority, timestamp: n.into(), snapshot: None }
+    Element { id: id(n), priority, timestamp: n.into(), snapshot: None, since: Instant::now() }
 }
 
 #[test]
@@ -134,6 +134,27 @@ fn a_lost_claim_waits_for_its_release() {
     lane.core.lock_released(Some(&id(1)));
     lane.finish(1, Outcome::Lost);
     assert_eq!(lane.wait(), TIMING.pause, "released while we lost: no pause");
+}
+
+#[test]
+fn what_another_node_had_leaves_the_queue() {
+    let mut lane = Lane::caught_up(10, 1);
+    let queued = lane.now;
+    lane.now += 100 * MS;
+    assert!(!lane.core.is_doubtful(queued, lane.now), "nobody competes");
+    for n in [1, 2] {
+        lane.offer(n);
+    }
+    lane.core.lock_released(Some(&id(1)));
+    assert_eq!(lane.wait(), TIMING.pause - 100 * MS, "should it have been given back, a poll finds it");
+    assert!(lane.core.is_doubtful(queued, lane.now) && !lane.core.is_doubtful(lane.now, lane.now));
+    assert_eq!(lane.next(), Some(id(2)));
+    lane.finish(2, Outcome::Processed);
+    assert!(!lane.core.is_doubtful(queued, lane.now));
+    lane.poll(vec![element(1, 0)]);
+    assert_eq!(lane.next(), Some(id(1)));
+    lane.finish(1, Outcome::Lost);
+    assert!(lane.core.was_lost(&id(1)) && !lane.core.was_lost(&id(2)));
 }
 
 #[test]

@@ -10,12 +10,15 @@
 //!      lost            lock deleted      un-marked ─► lock deleted ─► tried again
 //! ```
 //!
+//! A lane without locks (a node's own directed messages) goes by the mark alone.
+//!
 //! A node that dies before the mark leaves a lock that expires; after the mark, the message is not tried again.
 
 use super::Lane;
 use super::process::{Heard, Read};
 use crate::backend::{BackendErrorKind, BackendResult, Durability, Find, Updated};
 use crate::core::Outcome;
+use crate::listen::Resolution;
 use crate::node::{CALL_RETRIES, now_ms};
 use bson::Document;
 use rockdove_messages::{Lock, Message, MessageId, filter, lock_expiry};
@@ -38,19 +41,23 @@ impl Lane {
     /// A message exactly one node may process.
     pub(super) async fn deliver_exclusive(self: &Arc<Self>, message: Arc<Message>) -> Outcome {
         let Some(id) = &message.id else { return Outcome::Poison };
-        match self.lock(id, &message).await {
-            Claim::Ours => {}
-            Claim::Lost => return Outcome::Lost,
-            Claim::Over => return Outcome::Done,
-            Claim::Failed => return Outcome::Retry,
+        if let Some(locks) = &self.locks {
+            match self.lock(locks, id, &message).await {
+                Claim::Ours => {}
+                Claim::Lost => return Outcome::Lost,
+                Claim::Over => return Outcome::Taken,
+                Claim::Failed => return Outcome::Retry,
+            }
         }
         let claim = self.mark_unmarked(id).await;
         let outcome = match claim {
             Claim::Ours => self.run_claimed(&message).await,
-            Claim::Over | Claim::Lost => Outcome::Done,
+            Claim::Over | Claim::Lost => Outcome::Taken,
             Claim::Failed => Outcome::Retry,
         };
-        self.unlock(id).await;
+        if let Some(locks) = &self.locks {
+            self.unlock(locks, id).await;
+        }
         outcome
     }
 
@@ -67,10 +74,13 @@ impl Lane {
                 self.remove_processed(message).await;
                 return Outcome::Processed;
             }
-            Heard::Rejected(reject) => {
-                self.answer_rejection(message, &reject).await;
-                Outcome::Retry
-            }
+            Heard::Rejected(reject) => match self.resolve(message, reject).await {
+                Resolution::Done => {
+                    self.remove_processed(message).await;
+                    return Outcome::Processed;
+                }
+                Resolution::GiveBack => Outcome::Retry,
+            },
             Heard::Failed | Heard::Interrupted => Outcome::Retry,
         };
         self.unmark(message).await;
@@ -79,13 +89,18 @@ impl Lane {
 
     /// Inserts the lock. A lock that carries our id already is ours: an earlier insert of this task took effect
     /// although it reported an error, or an earlier life of this node left it. No other task of this node can
-    /// hold it, because a message is in progress once.
-    async fn lock(&self, id: &MessageId, message: &Message) -> Claim {
+    /// hold it, because a message is in progress once. Whose it is is not asked at the first attempt: then it is
+    /// almost always another node's, which was a little faster.
+    async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
         let now = now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
-        let (locks, document) = (&self.locks, lock.to_document());
-        let insert = || self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault);
+        let document = lock.to_document();
+        let mut tries = 0;
+        let insert = || {
+            tries += 1;
+            self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault)
+        };
         let failure = match self.node.retry(CALL_RETRIES, insert).await {
             Ok(failures) => match failures.into_iter().next() {
                 None => return Claim::Ours,
@@ -94,15 +109,18 @@ impl Lane {
             Err(error) => error,
         };
         if failure.kind() == BackendErrorKind::DuplicateKey {
-            return self.read_lock(id).await;
+            if tries == 1 && !self.core.lock().was_lost(id) {
+                return Claim::Lost;
+            }
+            return self.read_lock(locks, id).await;
         }
         tracing::warn!(%id, error = %failure, "a message cannot be locked");
         Claim::Failed
     }
 
-    async fn read_lock(&self, id: &MessageId) -> Claim {
+    async fn read_lock(&self, locks: &str, id: &MessageId) -> Claim {
         let find = || Find { filter: filter::by_id(id), limit: 1, ..Find::default() };
-        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(&self.locks, find())).await;
+        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(locks, find())).await;
         let lock = match found {
             Ok(found) => found.first().and_then(Lock::from_document),
             Err(_) => return Claim::Failed,
@@ -111,9 +129,9 @@ impl Lane {
     }
 
     /// Deletes our lock. Should that fail it expires by itself.
-    async fn unlock(&self, id: &MessageId) {
+    async fn unlock(&self, locks: &str, id: &MessageId) {
         let filter = filter::own_lock(id, &self.node.me);
-        let delete = || self.node.backend.delete(&self.locks, filter.clone());
+        let delete = || self.node.backend.delete(locks, filter.clone());
         if let Err(error) = self.node.retry(CALL_RETRIES, delete).await {
             tracing::warn!(%id, %error, "a lock was not released; it expires by itself");
         }

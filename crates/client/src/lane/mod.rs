@@ -6,32 +6,33 @@
 //!  poll loop ──────► poll ─────┘            └─► awaited answers go straight to their callers
 //! ```
 //!
-//! The core's mutex is held for a decision only, never across an await.
+//! A lane is the same whatever the layout: what differs is its collection, whether there are locks, and which topics
+//! it serves. The core's mutex is held for a decision only, never across an await.
 
 mod claim;
-mod feed;
 mod poll;
 mod process;
 
 use crate::backend::{Change, ChangeEvent};
 use crate::core::{Depth, Element, LaneCore, Limits, Offer, Outcome, Timing};
-use crate::node::Node;
+use crate::node::{Node, now_ms};
 use crate::phase::Phase;
+use crate::streams::Source;
 use crate::waiters::Offered;
 use parking_lot::Mutex;
 use rockdove_messages::{Message, MessageId};
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
 
-/// Which streams stand, and what the lane has caught up with.
-#[derive(Clone, Default, Debug)]
-pub(crate) struct Standing {
-    /// The topics in the filter of the established message stream (or served by polls alone).
-    pub topics: Option<Arc<Vec<String>>>,
-    /// The lock stream stands (or there is none).
-    pub locks: bool,
+/// The topics a lane serves.
+pub(crate) enum Reach {
+    /// Every listened topic.
+    AllTopics,
+    /// These, sorted: topics whose collection is the lane's. Different topics can share one.
+    Topics(Mutex<Arc<Vec<String>>>),
 }
 
 /// One collection of messages, and the work on it.
@@ -39,86 +40,148 @@ pub(crate) struct Lane {
     pub(crate) node: Arc<Node>,
     /// Where the messages are.
     collection: String,
-    /// Where the locks of its exclusive messages are.
-    locks: String,
+    /// Where the locks of its exclusive messages are. `None` where this node is the only reader: a mark decides.
+    locks: Option<String>,
+    reach: Reach,
     core: Mutex<LaneCore>,
     /// The poll loop looks again.
     wake: Notify,
-    /// The message stream is to be opened anew.
-    restart: Notify,
     /// Something ended.
     ended: Notify,
-    standing: watch::Sender<Standing>,
+    /// The topics the last poll asked for.
+    polled: watch::Sender<Option<Arc<Vec<String>>>>,
     /// When the message stream was last established, wall clock.
     established_ms: AtomicI64,
+    /// The poll loop.
+    looping: Mutex<Option<AbortHandle>>,
 }
 
 impl Lane {
-    /// The lane every node of a queue shares: broadcasts, and in the Standard layout everything else.
-    pub(crate) fn shared(node: Arc<Node>) -> Self {
+    pub(crate) fn new(node: Arc<Node>, collection: String, locks: Option<String>, reach: Reach) -> Arc<Self> {
         let settings = &node.settings;
-        let limits = Limits {
-            window: settings.window_size,
-            workers: if settings.multithreaded { settings.workers_max } else { 1 },
-        };
+        let limits = Limits { window: settings.window_size, workers: settings.workers() };
         let timing = Timing {
             pause: settings.poll_pause,
             fallback: settings.fallback_poll_interval,
             streams: settings.use_change_stream,
         };
-        Self {
-            collection: node.names.base(),
-            locks: node.names.locks(""),
+        Arc::new(Self {
+            collection,
+            locks,
+            reach,
             core: Mutex::new(LaneCore::new(limits, timing, Instant::now())),
             wake: Notify::new(),
-            restart: Notify::new(),
             ended: Notify::new(),
-            standing: watch::Sender::default(),
+            polled: watch::Sender::default(),
             established_ms: AtomicI64::new(i64::MAX),
+            looping: Mutex::default(),
             node,
-        }
+        })
     }
 
-    /// Starts the loops. Indexes first: the streams and polls profit from them.
-    pub(crate) async fn start(self: &Arc<Self>) {
-        self.node.index_messages(&self.collection).await;
-        self.node.index_locks(&self.locks).await;
+    pub(crate) fn collection(&self) -> &str {
+        &self.collection
+    }
+
+    pub(crate) fn locks(&self) -> Option<&str> {
+        self.locks.as_deref()
+    }
+
+    /// Starts the poll loop. Indexes first: polls and expiry need them.
+    pub(crate) fn start(self: &Arc<Self>) {
+        self.urge_poll();
         let lane = self.clone();
-        self.node.spawn_loop("poll", move || lane.clone().poll_loop());
-        if self.node.settings.use_change_stream {
-            let lane = self.clone();
-            self.node.spawn_loop("message stream", move || lane.clone().supervise_messages());
-            let lane = self.clone();
-            self.node.spawn_loop("lock stream", move || lane.clone().follow_locks());
-        } else {
-            self.standing.send_modify(|standing| standing.locks = true);
+        let run = move || {
+            let lane = lane.clone();
+            async move {
+                lane.node.index_messages(&lane.collection).await;
+                if let Some(locks) = &lane.locks {
+                    lane.node.index_locks(locks).await;
+                }
+                lane.poll_loop().await;
+            }
+        };
+        *self.looping.lock() = Some(self.node.spawn_loop("poll", run));
+    }
+
+    /// Takes no new work; what runs goes on.
+    pub(crate) fn stop(&self) {
+        if let Some(looping) = self.looping.lock().take() {
+            looping.abort();
+        }
+        self.core.lock().clear_queue();
+    }
+
+    /// The topics served now.
+    fn topics(&self) -> Arc<Vec<String>> {
+        match &self.reach {
+            Reach::AllTopics => self.node.listeners.topics(),
+            Reach::Topics(topics) => topics.lock().clone(),
         }
     }
 
-    /// Returns once every stream stands and its filter knows every topic registered so far.
-    pub(crate) async fn ready(&self) {
-        let mut standing = self.standing.subscribe();
-        let complete =
-            |now: &Standing| now.locks && now.topics.as_ref() == Some(&self.node.listeners.topics());
+    fn serves(&self, topic: &str) -> bool {
+        match &self.reach {
+            Reach::AllTopics => self.node.listeners.has(topic),
+            Reach::Topics(topics) => topics.lock().iter().any(|known| known == topic),
+        }
+    }
+
+    /// Serves one more topic, if the lane's are counted out.
+    pub(crate) fn reach_also(&self, topic: &str) {
+        let Reach::Topics(topics) = &self.reach else { return };
+        let mut topics = topics.lock();
+        if let Err(place) = topics.binary_search_by(|known| known.as_str().cmp(topic)) {
+            Arc::make_mut(&mut topics).insert(place, topic.to_owned());
+        }
+    }
+
+    /// Drops topics nobody listens to; false when none is left.
+    pub(crate) fn keep_topics(&self, listened: impl Fn(&str) -> bool) -> bool {
+        let Reach::Topics(topics) = &self.reach else { return true };
+        let mut topics = topics.lock();
+        if !topics.iter().all(|topic| listened(topic)) {
+            Arc::make_mut(&mut topics).retain(|topic| listened(topic));
+        }
+        !topics.is_empty()
+    }
+
+    /// Returns once a poll has asked for every topic registered so far.
+    pub(crate) async fn polled(&self) {
+        let mut polled = self.polled.subscribe();
+        let complete = |topics: &Option<Arc<Vec<String>>>| topics.as_ref() == Some(&self.topics());
         // The sender lives in `self`, so waiting cannot fail.
-        let _ = standing.wait_for(complete).await;
+        let _ = polled.wait_for(complete).await;
+    }
+
+    /// A stream that concerns this lane was opened: catch up with what it did not announce.
+    pub(crate) fn stream_established(&self, source: Source) {
+        let mut core = self.core.lock();
+        if source != Source::Locks {
+            self.established_ms.store(now_ms(), Ordering::Relaxed);
+            core.stream_established(Instant::now());
+        }
+        if matches!(source, Source::Locks | Source::Topics) {
+            core.lock_released(None);
+        }
+        self.wake.notify_one();
     }
 
     /// An event of the message stream.
-    fn on_event(self: &Arc<Self>, event: ChangeEvent) {
+    pub(crate) fn on_event(self: &Arc<Self>, event: ChangeEvent) {
         let now = Instant::now();
         self.core.lock().event_arrived(now);
         match event.change {
             Change::Insert => return self.on_insert(event),
             Change::Update => self.core.lock().requeued(event.id.as_ref(), now),
             Change::LockReleased => self.core.lock().lock_released(None),
-            Change::Delete | Change::Other => return,
+            Change::Delete | Change::Dropped | Change::Other => return,
         }
         self.wake.notify_one();
     }
 
     /// An event of the lock stream.
-    fn on_lock_event(&self, event: &ChangeEvent) {
+    pub(crate) fn on_lock_event(&self, event: &ChangeEvent) {
         if event.change == Change::Delete {
             self.core.lock().lock_released(event.id.as_ref());
             self.wake.notify_one();
@@ -152,8 +215,9 @@ impl Lane {
     fn enqueue(self: &Arc<Self>, message: Message) {
         let Some(id) = message.id.clone() else { return };
         let (priority, timestamp) = (message.priority, message.timestamp);
-        let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)) };
-        let offer = self.core.lock().offer(element, Instant::now());
+        let since = Instant::now();
+        let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)), since };
+        let offer = self.core.lock().offer(element, since);
         if offer == Offer::Queued {
             self.pump();
         }
@@ -166,13 +230,16 @@ impl Lane {
         if answer.is_processed_by(&self.node.me) || !self.core.lock().begin_answer(&id, Instant::now()) {
             return;
         }
-        let ticket = Ticket { lane: self.clone(), id, outcome: Outcome::Retry };
+        let ticket = Ticket { lane: self.clone(), id, outcome: Outcome::Retry, worker: false };
         self.settle_answer(answer, ticket);
     }
 
     fn settle_answer(self: &Arc<Self>, answer: Message, ticket: Ticket) {
         match self.node.waiters.offer(&answer) {
-            Offered::Taken | Offered::Repeated => {
+            offered @ (Offered::Taken | Offered::Repeated) => {
+                if offered == Offered::Taken && answer.topic == self.node.settings.status_info_topic {
+                    self.node.registry.note(&answer);
+                }
                 let lane = self.clone();
                 self.node.runtime.spawn(async move {
                     let outcome = lane.finish_answer(&answer).await;
@@ -189,11 +256,22 @@ impl Lane {
 
     /// Starts as many queued messages as workers are free.
     fn pump(self: &Arc<Self>) {
-        while self.node.life.is_running() {
-            let Some(element) = self.core.lock().next() else { return };
-            let ticket = Ticket { lane: self.clone(), id: element.id.clone(), outcome: Outcome::Retry };
+        while self.node.life.is_running() && self.core.lock().has_next() {
+            if !self.node.workers.take(self) {
+                return; // called again when one is free
+            }
+            let Some(element) = self.core.lock().next() else {
+                return self.node.give_worker_back();
+            };
+            let id = element.id.clone();
+            let ticket = Ticket { lane: self.clone(), id, outcome: Outcome::Retry, worker: true };
             self.node.runtime.spawn(self.clone().process(element, ticket));
         }
+    }
+
+    /// A worker is free, and it is this lane's turn.
+    pub(crate) fn resume(self: &Arc<Self>) {
+        self.pump();
     }
 
     /// Polls at once: topics or pauses changed.
@@ -206,6 +284,11 @@ impl Lane {
         self.core.lock().depth()
     }
 
+    /// Whether nothing is in progress.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.core.lock().is_idle()
+    }
+
     /// Drops what is queued, and waits for what is in progress.
     pub(crate) async fn drain(&self) {
         self.core.lock().clear_queue();
@@ -213,7 +296,7 @@ impl Lane {
             let ended = self.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            if self.core.lock().is_idle() {
+            if self.is_idle() {
                 return;
             }
             ended.await;
@@ -231,6 +314,8 @@ struct Ticket {
     lane: Arc<Lane>,
     id: MessageId,
     outcome: Outcome,
+    /// Whether it occupies a worker.
+    worker: bool,
 }
 
 impl Ticket {
@@ -251,6 +336,9 @@ impl Drop for Ticket {
             self.lane.wake.notify_one(); // the poll loop sleeps for a whole tick at most
         }
         self.lane.ended.notify_waiters();
+        if self.worker {
+            self.lane.node.give_worker_back();
+        }
         self.lane.pump();
     }
 }

@@ -1,6 +1,6 @@
 //! Polling: the way that always works, behind the streams or alone.
 
-use super::Lane;
+use super::{Lane, Reach};
 use crate::backend::Find;
 use crate::core::Element;
 use crate::node::now_ms;
@@ -30,16 +30,19 @@ impl Lane {
                     self.collection,
                     "the stream is silent while messages arrive; opening it anew"
                 );
-                self.restart.notify_one();
+                self.node.restart_stream(&self.collection);
             }
         }
     }
 
     async fn poll(self: &Arc<Self>) {
         let node = &self.node;
-        let topics = if node.life.is_running() { node.listeners.topics() } else { Arc::default() };
+        let topics = if node.life.is_running() { self.topics() } else { Arc::default() };
         let paused: Vec<String> = node.paused.lock().keys().cloned().collect();
-        let awaited = node.waiters.requests();
+        let awaited = match self.reach {
+            Reach::AllTopics => node.waiters.requests(),
+            Reach::Topics(_) => Vec::new(), // answers have a recipient, so they are in the directed lane
+        };
         let (skip, limit) = self.core.lock().begin_poll(Instant::now());
         let found = if topics.is_empty() && awaited.is_empty() {
             Ok(Vec::new())
@@ -62,9 +65,7 @@ impl Lane {
         match found {
             Ok(found) => {
                 self.on_found(found.into_iter().filter_map(Head::from_document).collect());
-                if !node.settings.use_change_stream {
-                    self.standing.send_modify(|standing| standing.topics = Some(topics));
-                }
+                self.polled.send_replace(Some(topics));
             }
             Err(error) => {
                 tracing::warn!(self.collection, %error, "a poll failed; trying again");
@@ -80,16 +81,18 @@ impl Lane {
         for head in awaited {
             self.fetch_answer(head.id);
         }
+        let now = Instant::now();
         let element = |head: Head| Element {
             id: head.id,
             priority: head.priority,
             timestamp: head.timestamp,
             snapshot: None,
+            since: now,
         };
         let (since, until) = (self.established_ms.load(Ordering::Relaxed), now_ms() - ANNOUNCE_MS);
         let announced = |element: &Element| (since..until).contains(&element.timestamp);
         let others = others.into_iter().map(element).collect();
-        self.core.lock().end_poll(others, announced, Instant::now());
+        self.core.lock().end_poll(others, announced, now);
     }
 
     /// Reads an awaited answer and hands it over, in a task of its own: no listener delays it.

@@ -4,12 +4,13 @@ use super::{Lane, Ticket};
 use crate::backend::{BackendErrorKind, Find};
 use crate::bus::Bus;
 use crate::core::{Drop, Element, Outcome, Verdict, View, judge};
-use crate::listen::{Delivery, HandlerError, Listener, Reject, Reply};
+use crate::listen::{Delivery, HandlerError, Listener, Reject, Reply, Resolution};
 use crate::node::{CALL_RETRIES, now_ms};
 use futures_util::FutureExt;
 use rockdove_messages::{Message, MessageId, filter};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What reading a message by id found.
 pub(super) enum Read {
@@ -34,7 +35,10 @@ pub(super) enum Heard {
 impl Lane {
     /// Processes one queued element. The ticket's outcome tells the core how it ended.
     pub(super) async fn process(self: Arc<Self>, element: Element, ticket: Ticket) {
-        let message = match element.snapshot {
+        let doubtful = |message: &Message| {
+            message.exclusive && self.core.lock().is_doubtful(element.since, Instant::now())
+        };
+        let message = match element.snapshot.filter(|message| !doubtful(message)) {
             Some(message) => *message,
             None => match self.read(&element.id).await {
                 Read::Found(message) => *message,
@@ -48,7 +52,8 @@ impl Lane {
         let outcome = match verdict {
             Verdict::Drop(Drop::Unlistened | Drop::Expired) => Outcome::Unlistened,
             Verdict::Drop(Drop::Paused) => Outcome::Paused,
-            Verdict::Drop(Drop::Own | Drop::Taken | Drop::Marked | Drop::NotForUs) => Outcome::Done,
+            Verdict::Drop(Drop::Taken) => Outcome::Taken,
+            Verdict::Drop(Drop::Own | Drop::Marked | Drop::NotForUs) => Outcome::Done,
             Verdict::Answer => return self.settle_answer(message, ticket),
             Verdict::Deliver => self.deliver(Arc::new(message)).await,
             Verdict::Claim => self.deliver_exclusive(Arc::new(message)).await,
@@ -60,7 +65,7 @@ impl Lane {
         let node = &self.node;
         let view = View {
             me: &node.me,
-            listened: node.listeners.has(&message.topic),
+            listened: self.serves(&message.topic),
             awaited: node.waiters.awaits(message.in_answer_to.as_ref()),
             paused: node.is_paused(&message.topic),
             now_ms: now_ms(),
@@ -110,13 +115,16 @@ impl Lane {
             Heard::Failed if early => Outcome::Delivered,
             Heard::Failed => Outcome::Failed,
             Heard::Rejected(reject) => {
-                self.answer_rejection(&message, &reject).await;
-                match (reject.continue_processing, early) {
-                    (true, false) => drop(self.mark(&message).await),
-                    (false, true) => self.unmark(&message).await,
+                let resolution = self.resolve(&message, reject).await;
+                match (resolution, early) {
+                    (Resolution::Done, false) => drop(self.mark(&message).await),
+                    (Resolution::GiveBack, true) => self.unmark(&message).await,
                     _ => {}
                 }
-                if reject.continue_processing { Outcome::Delivered } else { Outcome::Reoffer }
+                match resolution {
+                    Resolution::Done => Outcome::Delivered,
+                    Resolution::GiveBack => Outcome::Reoffer,
+                }
             }
             Heard::Interrupted => {
                 if early {
@@ -171,10 +179,21 @@ impl Lane {
         }
     }
 
-    pub(super) async fn answer_rejection(&self, message: &Message, reject: &Reject) {
+    /// Decides about a rejected message: as the application's handler says, else as the rejection itself does. An
+    /// exclusive one is then always given back: that others continue with it is what that means.
+    pub(super) async fn resolve(&self, message: &Arc<Message>, reject: Reject) -> Resolution {
+        if let Some(handler) = &self.node.rejection {
+            let delivery = Delivery { message: message.clone(), bus: Bus::of(self.node.clone()) };
+            let decided = AssertUnwindSafe(async { handler(delivery, reject).await }).catch_unwind().await;
+            return decided.unwrap_or_else(|_| {
+                tracing::error!(message.topic, id = ?message.id, "the rejection handler panicked");
+                Resolution::GiveBack
+            });
+        }
         if reject.send_answer {
             self.send_reply(message, message.derive_rejection(&reject.reason).into()).await;
         }
+        if reject.continue_processing && !message.exclusive { Resolution::Done } else { Resolution::GiveBack }
     }
 
     /// The caller has the answer: mark it, and remove it if it asks for that.

@@ -6,7 +6,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 use parking_lot::Mutex;
 use rockdove::backend::*;
-use rockdove::{Bus, BusBuilder, Message, MessageId, Settings};
+use rockdove::{Bus, BusBuilder, Layout, Message, MessageId, Settings};
+use rockdove_messages::Names;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,30 +17,125 @@ use tokio::sync::mpsc;
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// A call that is to fail.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Fault {
     pub call: &'static str,
-    pub collection: &'static str,
+    pub collection: String,
     pub kind: BackendErrorKind,
     /// Whether the call takes effect although it reports an error.
     pub applied: bool,
 }
 
+/// What an open stream follows (`None` = the database), its stages, and where its events go.
+type OpenFeed = (Option<String>, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>);
+
 #[derive(Default)]
 struct State {
     collections: BTreeMap<String, Vec<Document>>,
-    feeds: Vec<(String, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>)>,
+    feeds: Vec<OpenFeed>,
     faults: VecDeque<Fault>,
     calls: HashMap<String, usize>,
-    indexes: Vec<String>,
+    before_drop: Option<Document>,
+    specs: HashMap<String, Vec<Document>>,
 }
 
 #[derive(Clone, Default)]
 pub struct Fake {
+    pub layout: Layout,
     state: Arc<Mutex<State>>,
 }
 
+/// Defines each test once for every layout; its argument is an empty database.
+macro_rules! in_every_layout {
+    ($(async fn $name:ident($fake:ident) $body:block)*) => {$(
+        mod $name {
+            use super::*;
+
+            async fn run($fake: Fake) $body
+
+            #[tokio::test]
+            async fn standard() {
+                run(Fake::of(Layout::Standard)).await;
+            }
+
+            #[tokio::test]
+            async fn multi_collection() {
+                run(Fake::of(Layout::MultiCollection)).await;
+            }
+
+            #[tokio::test]
+            async fn dual_channel() {
+                run(Fake::of(Layout::DualChannel)).await;
+            }
+        }
+    )*};
+}
+pub(crate) use in_every_layout;
+
 impl Fake {
+    /// A database whose buses use this layout.
+    pub fn of(layout: Layout) -> Self {
+        Self { layout, ..Self::default() }
+    }
+
+    /// An empty one of the same layout.
+    pub fn another(&self) -> Self {
+        Self::of(self.layout)
+    }
+
+    /// The collections of the default queue.
+    pub fn names(&self) -> Names {
+        Names::new(self.layout, "").unwrap()
+    }
+
+    /// Where broadcasts on `t` are.
+    pub fn topic(&self) -> String {
+        self.names().broadcast("t")
+    }
+
+    /// Where their locks are.
+    pub fn lock(&self) -> String {
+        self.names().locks("t")
+    }
+
+    /// What the stream over them is opened on; empty = the database.
+    pub fn stream(&self) -> String {
+        if self.layout == Layout::MultiCollection { String::new() } else { self.topic() }
+    }
+
+    /// A layout that this one does not hear.
+    pub fn foreign(&self) -> Layout {
+        if self.layout == Layout::Standard { Layout::MultiCollection } else { Layout::Standard }
+    }
+
+    /// Every message stored anywhere.
+    pub fn messages(&self) -> Vec<Document> {
+        let is_message = |name: &str| !name.contains("_lck") && !name.ends_with("_participants");
+        let state = self.state.lock();
+        state
+            .collections
+            .iter()
+            .filter(|(name, _)| is_message(name))
+            .flat_map(|(_, all)| all.clone())
+            .collect()
+    }
+
+    /// Every lock stored anywhere.
+    pub fn locks(&self) -> Vec<Document> {
+        let state = self.state.lock();
+        state
+            .collections
+            .iter()
+            .filter(|(name, _)| name.contains("_lck"))
+            .flat_map(|(_, all)| all.clone())
+            .collect()
+    }
+
+    /// A stored message, as it is stored.
+    pub fn raw(&self, id: &MessageId) -> Option<Document> {
+        self.messages().into_iter().find(|document| document.get("_id") == Some(&id.to_bson()))
+    }
+
     /// A bus on this database, with short periods.
     pub fn bus(&self, id: &str) -> BusBuilder {
         let settings = Settings {
@@ -47,6 +143,7 @@ impl Fake {
             fallback_poll_interval: Duration::from_millis(200),
             shutdown_grace: Duration::from_millis(500),
             sender_id: Some(id.to_owned()),
+            layout: self.layout,
             ..Settings::default()
         };
         self.bus_with(settings)
@@ -87,25 +184,69 @@ impl Fake {
         self.state.lock().collections.get(collection).cloned().unwrap_or_default()
     }
 
-    pub fn get(&self, collection: &str, id: &MessageId) -> Option<Document> {
-        self.all(collection).into_iter().find(|document| document.get("_id") == Some(&id.to_bson()))
+    pub fn message(&self, id: &MessageId) -> Message {
+        Message::from_document(self.raw(id).expect("stored")).unwrap()
     }
 
-    pub fn message(&self, id: &MessageId) -> Message {
-        Message::from_document(self.get("msg", id).expect("stored")).unwrap()
+    /// How often a call was made, on any collection.
+    pub fn all_calls(&self, call: &str) -> usize {
+        let state = self.state.lock();
+        state
+            .calls
+            .iter()
+            .filter(|(name, _)| name.split(' ').next() == Some(call))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     pub fn calls(&self, call: &str, collection: &str) -> usize {
         self.state.lock().calls.get(&format!("{call} {collection}")).copied().unwrap_or(0)
     }
 
-    pub fn indexes(&self) -> Vec<String> {
-        self.state.lock().indexes.clone()
+    pub fn has_index(&self, collection: &str, name: &str) -> bool {
+        let state = self.state.lock();
+        let specs = state.specs.get(collection).into_iter().flatten();
+        specs.into_iter().any(|spec| spec.get_str("name").unwrap() == name)
+    }
+
+    pub fn specs(&self, collection: &str) -> Vec<Document> {
+        self.state.lock().specs.get(collection).cloned().unwrap_or_default()
+    }
+
+    pub fn drop_index(&self, collection: &str, name: &str) {
+        let mut state = self.state.lock();
+        let specs = state.specs.get_mut(collection).expect("it has indexes");
+        specs.retain(|spec| spec.get_str("name").unwrap() != name);
+    }
+
+    /// Gives a collection an index, as another program would.
+    pub fn store_index(&self, collection: &str, spec: Document) {
+        self.state.lock().specs.entry(collection.to_owned()).or_default().push(spec);
+    }
+
+    /// Stores a document at the last moment before the next drop of a collection.
+    pub fn store_before_drop(&self, document: Document) {
+        self.state.lock().before_drop = Some(document);
+    }
+
+    pub fn has_collection(&self, collection: &str) -> bool {
+        self.state.lock().collections.contains_key(collection)
     }
 
     /// Stores a document as another program would.
     pub fn store(&self, collection: &str, document: Document) {
         self.state.lock().insert(collection, document).unwrap();
+    }
+
+    /// Makes a collection without documents.
+    pub fn store_empty(&self, collection: &str) {
+        self.state.lock().collections.insert(collection.to_owned(), Vec::new());
+    }
+
+    pub fn open_streams(&self) -> usize {
+        let mut state = self.state.lock();
+        state.feeds.retain(|(_, _, feed)| !feed.is_closed());
+        state.feeds.len()
     }
 
     pub fn change(&self, collection: &str, filter: Document, update: Document) -> u64 {
@@ -177,10 +318,11 @@ impl State {
         gone.len() as u64
     }
 
-    fn emit(&mut self, collection: &str, event: Document) {
+    fn emit(&mut self, collection: &str, mut event: Document) {
+        event.insert("ns", doc! {"db": "fake", "coll": collection});
         self.feeds.retain(|(watched, pipeline, feed)| {
             let passes = |stage: &Document| matches(stage.get_document("$match").unwrap(), &event);
-            if watched == collection && pipeline.iter().all(passes) {
+            if watched.as_ref().is_none_or(|name| name == collection) && pipeline.iter().all(passes) {
                 return feed.send(Ok(event.clone())).is_ok();
             }
             !feed.is_closed()
@@ -254,16 +396,51 @@ impl Backend for Fake {
         index: &'a rockdove::backend::IndexDefinition,
     ) -> BoxFuture<'a, BackendResult<()>> {
         self.call("index", collection, |state| {
-            state.indexes.push(format!("{collection}.{}", index.name));
+            state.collections.entry(collection.to_owned()).or_default();
+            let specs = state.specs.entry(collection.to_owned()).or_default();
+            let same_key = |spec: &&Document| spec.get_document("key").ok() == Some(&index.keys);
+            if specs.iter().find(same_key).is_some_and(|spec| spec.get_str("name").unwrap() != index.name) {
+                return Err(BackendError::new(BackendErrorKind::IndexConflict, "another name"));
+            }
+            if !specs.iter().any(|spec| spec.get_str("name").unwrap() == index.name) {
+                specs.push(index.to_document());
+            }
             Ok(())
         })
     }
 
-    fn watch<'a>(&'a self, collection: &'a str, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
-        self.call("watch", collection, |state| {
+    fn indexes<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
+        self.call("indexes", collection, |state| Ok(state.specs.get(collection).cloned().unwrap_or_default()))
+    }
+
+    fn watch<'a>(&'a self, scope: Scope<'a>, watch: Watch) -> BoxFuture<'a, BackendResult<Box<dyn Feed>>> {
+        let collection = match scope {
+            Scope::Collection(name) => Some(name.to_owned()),
+            Scope::Database => None,
+        };
+        self.call("watch", &collection.clone().unwrap_or_default(), |state| {
             let (sender, receiver) = mpsc::unbounded_channel();
-            state.feeds.push((collection.to_owned(), watch.pipeline, sender));
+            state.feeds.push((collection, watch.pipeline, sender));
             Ok(Box::new(FakeFeed(receiver)) as Box<dyn Feed>)
+        })
+    }
+
+    fn collections<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, BackendResult<Vec<String>>> {
+        self.call("collections", prefix, |state| {
+            Ok(state.collections.keys().filter(|name| name.starts_with(prefix)).cloned().collect())
+        })
+    }
+
+    fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
+        self.call("drop", collection, |state| {
+            if let Some(late) = state.before_drop.take() {
+                state.insert(collection, late)?;
+            }
+            state.specs.remove(collection);
+            if state.collections.remove(collection).is_some() {
+                state.emit(collection, doc! {"operationType": "drop"});
+            }
+            Ok(())
         })
     }
 
@@ -282,11 +459,14 @@ impl Feed for FakeFeed {
             let change = match event.get_str("operationType").unwrap() {
                 "insert" => Change::Insert,
                 "update" => Change::Update,
+                "drop" => Change::Dropped,
                 _ => Change::Delete,
             };
-            let id = event.get_document("documentKey").unwrap().get("_id").and_then(MessageId::from_bson);
+            let key = event.get_document("documentKey").ok();
+            let id = key.and_then(|key| key.get("_id")).and_then(MessageId::from_bson);
+            let collection = event.get_document("ns").unwrap().get_str("coll").unwrap().to_owned();
             let document = event.get_document("fullDocument").ok().cloned();
-            Ok(Some(ChangeEvent { change, id, document }))
+            Ok(Some(ChangeEvent { change, collection, id, document }))
         }
         .boxed()
     }

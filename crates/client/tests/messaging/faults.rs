@@ -1,11 +1,11 @@
 //! What happens when the network, the server, other nodes or our own end come in between.
 
-use crate::fake::{Fake, Fault, eventually, in_time};
+use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
 use bson::doc;
 use rockdove::backend::BackendErrorKind::{self, HistoryLost, Transient};
 use rockdove::{
-    ConnectError, HandlerError, Implementation, ImplementationCheck, Message, MessageId, RequestError,
-    Settings, SubscribeError,
+    ConnectError, HandlerError, Implementation, ImplementationCheck, Layout, Message, MessageId,
+    RequestError, Settings, SubscribeError,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 
 const SECONDS: Duration = Duration::from_secs(10);
 
-fn fault(call: &'static str, collection: &'static str, applied: bool) -> Fault {
-    Fault { call, collection, kind: Transient, applied }
+fn fault(call: &'static str, collection: &str, applied: bool) -> Fault {
+    Fault { call, collection: collection.to_owned(), kind: Transient, applied }
 }
 
 /// A bus that counts what it gets on `t`.
@@ -32,273 +32,280 @@ async fn counting(fake: &Fake, id: &str) -> (rockdove::Bus, Arc<AtomicUsize>) {
     (bus, count)
 }
 
-#[tokio::test]
-async fn a_send_that_took_effect_is_not_a_duplicate() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    fake.fail(fault("insert", "msg", true));
-    a.publish(Message::new("t")).await.unwrap();
-    fake.fail(fault("insert", "msg", false));
-    a.publish(Message::new("t")).await.unwrap();
-    fake.fail(fault("insert", "msg", true));
-    a.send_many(vec![Message::new("t"), Message::new("t")]).await.unwrap();
-    assert_eq!((fake.all("msg").len(), fake.faults_left()), (4, 0));
-}
+in_every_layout! {
+    async fn a_send_that_took_effect_is_not_a_duplicate(fake) {
+        let a = fake.connect("a").await;
+        fake.fail(fault("insert", &fake.topic(), true));
+        a.publish(Message::new("t")).await.unwrap();
+        fake.fail(fault("insert", &fake.topic(), false));
+        a.publish(Message::new("t")).await.unwrap();
+        fake.fail(fault("insert", &fake.topic(), true));
+        a.send_many(vec![Message::new("t"), Message::new("t")]).await.unwrap();
+        assert_eq!((fake.messages().len(), fake.faults_left()), (4, 0));
+    }
 
-#[tokio::test]
-async fn every_step_of_an_exclusive_message_survives_a_network_error() {
-    for (call, collection) in [
-        ("insert", "msg_lck"),
-        ("update", "msg"),
-        ("delete", "msg_lck"),
-        ("find", "msg"),
-        ("find", "msg_lck"),
-    ] {
-        for applied in [true, false] {
-            let fake = Fake::default();
-            let a = fake.connect("a").await;
-            let (_b, count) = counting(&fake, "b").await;
-            fake.fail(fault(call, collection, applied));
-            if call == "find" && collection == "msg_lck" {
-                fake.fail(fault("insert", "msg_lck", true)); // leads to a look at the lock
+    async fn every_step_of_an_exclusive_message_survives_a_network_error(every) {
+        let (topic, lock) = (&every.topic(), &every.lock());
+        for (call, collection) in
+            [("insert", lock), ("update", topic), ("delete", lock), ("find", topic), ("find", lock)]
+        {
+            for applied in [true, false] {
+                let fake = every.another();
+                let a = fake.connect("a").await;
+                let (_b, count) = counting(&fake, "b").await;
+                fake.fail(fault(call, collection, applied));
+                if call == "find" && collection == lock {
+                    fake.fail(fault("insert", lock, true)); // leads to a look at the lock
+                }
+                let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
+                eventually("marked", || fake.message(&id).processed_by == ["b"]).await;
+                eventually("released", || fake.locks().is_empty()).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                assert_eq!(count.load(Ordering::SeqCst), 1, "{call} {collection} {applied}");
             }
-            let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
-            eventually("marked", || fake.message(&id).processed_by == ["b"]).await;
-            eventually("released", || fake.all("msg_lck").is_empty()).await;
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            assert_eq!(count.load(Ordering::SeqCst), 1, "{call} {collection} {applied}");
         }
     }
-}
 
-#[tokio::test]
-async fn the_lock_of_another_node_is_respected_until_it_is_released() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    let (_b, count) = counting(&fake, "b").await;
-    let id = MessageId::generate();
-    fake.store("msg_lck", doc! {"_id": id.to_bson(), "delete_at": null, "lock_id": "java-1"});
-    a.publish(Message::new("t").exclusive(true).with_id(id.clone())).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(count.load(Ordering::SeqCst), 0);
-    let backend: &dyn rockdove::backend::Backend = &fake;
-    backend.delete("msg_lck", doc! {"_id": id.to_bson()}).await.unwrap();
-    eventually("taken over", || count.load(Ordering::SeqCst) == 1).await;
-}
-
-#[tokio::test]
-async fn a_lock_left_by_an_earlier_life_is_ours() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    let id = MessageId::generate();
-    fake.store("msg_lck", doc! {"_id": id.to_bson(), "delete_at": null, "lock_id": "b"});
-    a.publish(Message::new("t").exclusive(true).with_id(id.clone())).await.unwrap();
-    let (_b, count) = counting(&fake, "b").await;
-    eventually("continued", || count.load(Ordering::SeqCst) == 1).await;
-    eventually("released", || fake.all("msg_lck").is_empty()).await;
-}
-
-#[tokio::test]
-async fn a_message_marked_between_lock_and_mark_is_not_processed() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    let (b, count) = counting(&fake, "b").await;
-    b.pause("t");
-    let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    fake.change("msg", doc! {"_id": id.to_bson()}, doc! {"$addToSet": {"processed_by": "java-1"}});
-    b.resume("t");
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(
-        (count.load(Ordering::SeqCst), fake.message(&id).processed_by),
-        (0, vec!["java-1".to_owned()])
-    );
-}
-
-#[tokio::test]
-async fn a_parked_message_is_delivered_when_it_is_requeued() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    let (_b, count) = counting(&fake, "b").await;
-    let mut parked = Message::new("t").exclusive(true);
-    parked.processed_by.push("parked".into());
-    let id = a.publish(parked).await.unwrap();
-    for round in 1..=3 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(count.load(Ordering::SeqCst), round - 1);
-        fake.change("msg", doc! {"_id": id.to_bson()}, doc! {"$set": {"processed_by": []}});
-        eventually("delivered", || count.load(Ordering::SeqCst) == round).await;
-    }
-}
-
-#[tokio::test]
-async fn broken_streams_are_opened_anew() {
-    for kind in [Transient, HistoryLost, BackendErrorKind::Other] {
-        let fake = Fake::default();
+    async fn the_lock_of_another_node_is_respected_until_it_is_released(fake) {
         let a = fake.connect("a").await;
         let (_b, count) = counting(&fake, "b").await;
-        fake.break_streams(kind);
-        fake.fail(fault("watch", "msg", false));
-        a.publish(Message::new("t")).await.unwrap();
-        eventually("caught up", || count.load(Ordering::SeqCst) == 1).await;
-        eventually("open again", || fake.calls("watch", "msg") >= 3).await;
+        let id = MessageId::generate();
+        fake.store(&fake.lock(), doc! {"_id": id.to_bson(), "delete_at": null, "lock_id": "java-1"});
+        a.publish(Message::new("t").exclusive(true).with_id(id.clone())).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+        let backend: &dyn rockdove::backend::Backend = &fake;
+        backend.delete(&fake.lock(), doc! {"_id": id.to_bson()}).await.unwrap();
+        eventually("taken over", || count.load(Ordering::SeqCst) == 1).await;
     }
-}
 
-#[tokio::test]
-async fn silent_streams_are_noticed() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    let (_b, count) = counting(&fake, "b").await;
-    let opened = fake.calls("watch", "msg");
-    fake.silence_streams();
-    // The watchdog counts only what the stream had two seconds to announce.
-    let mut message = doc! {"topic": "t", "sender": "x", "recipients": null, "processed_by": []};
-    let sent = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
-    tokio::time::sleep(Duration::from_millis(2200)).await;
-    message.extend(doc! {"_id": MessageId::generate().to_bson(), "timestamp": sent + 100});
-    fake.store("msg", message);
-    eventually("polled", || count.load(Ordering::SeqCst) == 1).await;
-    eventually("opened anew", || fake.calls("watch", "msg") > opened).await;
-    drop(a);
-}
+    async fn a_lock_left_by_an_earlier_life_is_ours(fake) {
+        let a = fake.connect("a").await;
+        let id = MessageId::generate();
+        fake.store(&fake.lock(), doc! {"_id": id.to_bson(), "delete_at": null, "lock_id": "b"});
+        a.publish(Message::new("t").exclusive(true).with_id(id.clone())).await.unwrap();
+        let (_b, count) = counting(&fake, "b").await;
+        eventually("continued", || count.load(Ordering::SeqCst) == 1).await;
+        eventually("released", || fake.locks().is_empty()).await;
+    }
 
-#[tokio::test]
-async fn a_failing_poll_is_repeated() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    a.publish(Message::new("t")).await.unwrap();
-    fake.fail(fault("find", "msg", false));
-    let (_b, count) = counting(&fake, "b").await;
-    eventually("delivered", || count.load(Ordering::SeqCst) == 1).await;
-}
+    async fn a_message_marked_between_lock_and_mark_is_not_processed(fake) {
+        let a = fake.connect("a").await;
+        let (b, count) = counting(&fake, "b").await;
+        b.pause("t");
+        let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        fake.change(&fake.topic(), doc! {"_id": id.to_bson()}, doc! {"$addToSet": {"processed_by": "java-1"}});
+        b.resume("t");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(
+            (count.load(Ordering::SeqCst), fake.message(&id).processed_by),
+            (0, vec!["java-1".to_owned()])
+        );
+    }
 
-#[tokio::test]
-async fn shutdown_gives_interrupted_exclusive_messages_back() {
-    let fake = Fake::default();
-    let (a, b) = (fake.connect("a").await, fake.connect("b").await);
-    let started = Arc::new(Notify::new());
-    let signal = started.clone();
-    b.subscribe("t", move |_| {
-        signal.notify_one();
-        std::future::pending::<Result<(), HandlerError>>()
-    })
-    .await
-    .unwrap();
-    let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
-    in_time("started", started.notified()).await;
-    eventually("marked", || fake.message(&id).processed_by == ["b"]).await;
-    in_time("shutdown", b.shutdown()).await;
-    assert!(fake.message(&id).processed_by.is_empty() && fake.all("msg_lck").is_empty());
-    let (_c, count) = counting(&fake, "c").await;
-    eventually("another node takes it", || count.load(Ordering::SeqCst) == 1).await;
-}
-
-#[tokio::test]
-async fn shutdown_lets_running_listeners_finish_and_answer() {
-    let fake = Fake::default();
-    let (a, b) = (fake.connect("a").await, fake.connect("b").await);
-    let started = Arc::new(Notify::new());
-    let signal = started.clone();
-    b.subscribe("q", move |request| {
-        signal.notify_one();
-        async move {
-            tokio::time::sleep(Duration::from_millis(150)).await;
-            Ok(request.derive_answer().value("done"))
+    async fn a_parked_message_is_delivered_when_it_is_requeued(fake) {
+        let a = fake.connect("a").await;
+        let (_b, count) = counting(&fake, "b").await;
+        let mut parked = Message::new("t").exclusive(true);
+        parked.processed_by.push("parked".into());
+        let id = a.publish(parked).await.unwrap();
+        for round in 1..=3 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(count.load(Ordering::SeqCst), round - 1);
+            fake.change(&fake.topic(), doc! {"_id": id.to_bson()}, doc! {"$set": {"processed_by": []}});
+            eventually("delivered", || count.load(Ordering::SeqCst) == round).await;
         }
-    })
-    .await
-    .unwrap();
-    in_time("ready", b.ready()).await;
-    let stop = async {
-        started.notified().await;
-        tokio::join!(b.shutdown(), b.shutdown());
-    };
-    let (answer, ()) =
-        in_time("both", async { tokio::join!(a.request_first(Message::new("q"), SECONDS), stop) }).await;
-    assert_eq!(answer.unwrap().value.as_deref(), Some("done"));
-    assert_eq!(fake.all("msg_participants").len(), 1, "withdrawn");
-    assert_eq!(b.subscribe("t", |_| async { Ok(()) }).await.unwrap_err(), SubscribeError::ShuttingDown);
-}
-
-#[tokio::test]
-async fn shutdown_wakes_waiting_callers() {
-    let fake = Fake::default();
-    let a = fake.connect("a").await;
-    let wait_first = a.request_first(Message::new("q"), Duration::from_secs(60));
-    let wait_all = a.request_all(Message::new("q"), 3, Duration::from_secs(60));
-    let stop = async {
-        eventually("both wait", || a.status().waiting_for_answers == 2).await;
-        a.shutdown().await;
-    };
-    let (first, all, ()) = in_time("woken", async { tokio::join!(wait_first, wait_all, stop) }).await;
-    assert!(matches!(first, Err(RequestError::ShuttingDown)));
-    assert!(matches!(all, Err(RequestError::ShuttingDown)));
-}
-
-#[tokio::test]
-async fn participants_of_another_layout_are_noticed() {
-    let fake = Fake::default();
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
-    let java = doc! {"_id": "java-1", "implementation": "MultiCollectionMessaging", "hostname": "h",
-    "started_at": now, "last_seen": now};
-    fake.store("msg_participants", java);
-    let strict = Settings { implementation_check: ImplementationCheck::Throw, ..Settings::default() };
-    let refused = fake.bus_with(strict.clone()).connect().await;
-    let Err(ConnectError::ImplementationMismatch { participant, .. }) = refused else {
-        panic!("{refused:?}")
-    };
-    assert_eq!((participant.as_str(), fake.all("msg_participants").len()), ("java-1", 1));
-    let a = fake.connect("a").await;
-    let known = a.participants().await.unwrap();
-    assert!(
-        known
-            .iter()
-            .any(|p| p.id == "a" && p.implementation == Implementation::Known(rockdove::Layout::Standard))
-    );
-    fake.change("msg_participants", doc! {"_id": "java-1"}, doc! {"$set": {"last_seen": now - 70_000}});
-    let late = fake.bus_with(strict).connect().await.unwrap();
-    in_time("shutdown", async { tokio::join!(late.shutdown(), a.shutdown()) }).await;
-    assert_eq!(fake.all("msg_participants").len(), 1);
-}
-
-#[tokio::test]
-async fn heartbeats_refresh_and_prune() {
-    let fake = Fake::default();
-    fake.store(
-        "msg_participants",
-        doc! {"_id": "dead", "implementation": "StandardMessaging", "last_seen": 5_i64},
-    );
-    let settings = Settings {
-        heartbeat_interval: Duration::from_millis(30),
-        sender_id: Some("a".into()),
-        ..Settings::default()
-    };
-    let a = fake.bus_with(settings).connect().await.unwrap();
-    let seen = || {
-        fake.all("msg_participants")
-            .iter()
-            .find_map(|p| p.get_i64("last_seen").ok().filter(|_| p.get_str("_id").is_ok_and(|id| id == "a")))
-    };
-    let first = seen().unwrap();
-    eventually("refreshed", || seen().unwrap() > first).await;
-    eventually("pruned", || fake.all("msg_participants").len() == 1).await;
-    a.shutdown().await;
-}
-
-#[tokio::test]
-async fn passing_errors_at_the_start_are_survived() {
-    let fake = Fake::default();
-    for (call, collection) in [
-        ("find", "msg_participants"),
-        ("update", "msg_participants"),
-        ("index", "msg"),
-        ("watch", "msg"),
-        ("watch", "msg_lck"),
-        ("find", "msg"),
-    ] {
-        fake.fail(fault(call, collection, false));
     }
-    let (_a, _) = counting(&fake, "a").await;
-    eventually("all faults met", || fake.faults_left() == 0).await;
+
+    async fn broken_streams_are_opened_anew(every) {
+        for kind in [Transient, HistoryLost, BackendErrorKind::Other] {
+            let fake = every.another();
+            let a = fake.connect("a").await;
+            let (_b, count) = counting(&fake, "b").await;
+            fake.break_streams(kind);
+            fake.fail(fault("watch", &fake.stream(), false));
+            a.publish(Message::new("t")).await.unwrap();
+            eventually("caught up", || count.load(Ordering::SeqCst) == 1).await;
+            eventually("open again", || fake.calls("watch", &fake.stream()) >= 3).await;
+        }
+    }
+
+    async fn silent_streams_are_noticed(fake) {
+        let a = fake.connect("a").await;
+        let (_b, count) = counting(&fake, "b").await;
+        let opened = fake.calls("watch", &fake.stream());
+        fake.silence_streams();
+        // The watchdog counts only what the stream had two seconds to announce.
+        let mut message = doc! {"topic": "t", "sender": "x", "recipients": null, "processed_by": []};
+        let sent = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        tokio::time::sleep(Duration::from_millis(2200)).await;
+        message.extend(doc! {"_id": MessageId::generate().to_bson(), "timestamp": sent + 100});
+        fake.store(&fake.topic(), message);
+        eventually("polled", || count.load(Ordering::SeqCst) == 1).await;
+        eventually("opened anew", || fake.calls("watch", &fake.stream()) > opened).await;
+        drop(a);
+    }
+
+    async fn a_failing_poll_is_repeated(fake) {
+        let a = fake.connect("a").await;
+        a.publish(Message::new("t")).await.unwrap();
+        fake.fail(fault("find", &fake.topic(), false));
+        let (_b, count) = counting(&fake, "b").await;
+        eventually("delivered", || count.load(Ordering::SeqCst) == 1).await;
+    }
+
+    async fn shutdown_gives_interrupted_exclusive_messages_back(fake) {
+        let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+        let started = Arc::new(Notify::new());
+        let signal = started.clone();
+        b.subscribe("t", move |_| {
+            signal.notify_one();
+            std::future::pending::<Result<(), HandlerError>>()
+        })
+        .await
+        .unwrap();
+        let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
+        in_time("started", started.notified()).await;
+        eventually("marked", || fake.message(&id).processed_by == ["b"]).await;
+        in_time("shutdown", b.shutdown()).await;
+        assert!(fake.message(&id).processed_by.is_empty() && fake.locks().is_empty());
+        let (_c, count) = counting(&fake, "c").await;
+        eventually("another node takes it", || count.load(Ordering::SeqCst) == 1).await;
+    }
+
+    async fn shutdown_lets_running_listeners_finish_and_answer(fake) {
+        let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+        let started = Arc::new(Notify::new());
+        let signal = started.clone();
+        b.subscribe("q", move |request| {
+            signal.notify_one();
+            async move {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                Ok(request.derive_answer().value("done"))
+            }
+        })
+        .await
+        .unwrap();
+        in_time("ready", b.ready()).await;
+        let stop = async {
+            started.notified().await;
+            tokio::join!(b.shutdown(), b.shutdown());
+        };
+        let (answer, ()) =
+            in_time("both", async { tokio::join!(a.request_first(Message::new("q"), SECONDS), stop) }).await;
+        assert_eq!(answer.unwrap().value.as_deref(), Some("done"));
+        assert_eq!(fake.all("msg_participants").len(), 1, "withdrawn");
+        assert_eq!(b.subscribe("t", |_| async { Ok(()) }).await.unwrap_err(), SubscribeError::ShuttingDown);
+    }
+
+    async fn shutdown_wakes_waiting_callers(fake) {
+        let a = fake.connect("a").await;
+        let wait_first = a.request_first(Message::new("q"), Duration::from_secs(60));
+        let wait_all = a.request_all(Message::new("q"), 3, Duration::from_secs(60));
+        let stop = async {
+            eventually("both wait", || a.status().waiting_for_answers == 2).await;
+            a.shutdown().await;
+        };
+        let (first, all, ()) = in_time("woken", async { tokio::join!(wait_first, wait_all, stop) }).await;
+        assert!(matches!(first, Err(RequestError::ShuttingDown)));
+        assert!(matches!(all, Err(RequestError::ShuttingDown)));
+    }
+
+    async fn participants_of_another_layout_are_noticed(fake) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        let foreign = fake.foreign().implementation();
+        let java = doc! {"_id": "java-1", "implementation": foreign, "hostname": "h",
+        "started_at": now, "last_seen": now};
+        fake.store("msg_participants", java);
+        let check = ImplementationCheck::Throw;
+        let strict = Settings { layout: fake.layout, implementation_check: check, ..Settings::default() };
+        let refused = fake.bus_with(strict.clone()).connect().await;
+        let Err(ConnectError::ImplementationMismatch { participant, .. }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!((participant.as_str(), fake.all("msg_participants").len()), ("java-1", 1));
+        let a = fake.connect("a").await;
+        let known = a.participants().await.unwrap();
+        assert!(
+            known
+                .iter()
+                .any(|p| p.id == "a" && p.implementation == Implementation::Known(fake.layout))
+        );
+        fake.change("msg_participants", doc! {"_id": "java-1"}, doc! {"$set": {"last_seen": now - 70_000}});
+        let late = fake.bus_with(strict).connect().await.unwrap();
+        in_time("shutdown", async { tokio::join!(late.shutdown(), a.shutdown()) }).await;
+        assert_eq!(fake.all("msg_participants").len(), 1);
+    }
+
+    async fn heartbeats_refresh_and_prune(fake) {
+        fake.store(
+            "msg_participants",
+            doc! {"_id": "dead", "implementation": "StandardMessaging", "last_seen": 5_i64},
+        );
+        let settings = Settings {
+            heartbeat_interval: Duration::from_millis(30),
+            sender_id: Some("a".into()),
+            layout: fake.layout,
+            ..Settings::default()
+        };
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        let seen = || {
+            fake.all("msg_participants")
+                .iter()
+                .find_map(|p| p.get_i64("last_seen").ok().filter(|_| p.get_str("_id").is_ok_and(|id| id == "a")))
+        };
+        let first = seen().unwrap();
+        eventually("refreshed", || seen().unwrap() > first).await;
+        eventually("pruned", || fake.all("msg_participants").len() == 1).await;
+        a.shutdown().await;
+    }
+
+    async fn passing_errors_at_the_start_are_survived(fake) {
+        for (call, collection) in [
+            ("find", "msg_participants"),
+            ("update", "msg_participants"),
+            ("index", &fake.topic()),
+            ("watch", &fake.stream()),
+            ("find", &fake.topic()),
+        ] {
+            fake.fail(fault(call, collection, false));
+        }
+        let (_a, _) = counting(&fake, "a").await;
+        eventually("all faults met", || fake.faults_left() == 0).await;
+    }
+
+    async fn who_ignores_the_check_neither_announces_nor_looks(fake) {
+        let settings = Settings {
+            implementation_check: ImplementationCheck::Ignore,
+            heartbeat_interval: Duration::from_millis(30),
+            layout: fake.layout,
+            ..Settings::default()
+        };
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        a.shutdown().await;
+        let mailbox = usize::from(fake.layout == Layout::DualChannel); // at the end: may another node share it?
+        assert_eq!(fake.calls("update", "msg_participants") + fake.calls("delete", "msg_participants"), 0);
+        assert_eq!(fake.calls("find", "msg_participants"), mailbox);
+    }
+
+    async fn a_late_joiner_of_another_layout_stops_nobody(fake) {
+        let settings = Settings {
+            implementation_check: ImplementationCheck::Throw,
+            heartbeat_interval: Duration::from_millis(30),
+            layout: fake.layout,
+            sender_id: Some("a".into()),
+            ..Settings::default()
+        };
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        let joiner = doc! {"_id": "java-1", "implementation": fake.foreign().implementation(), "last_seen": now};
+        fake.store("msg_participants", joiner);
+        let beats = fake.calls("update", "msg_participants");
+        eventually("goes on", || fake.calls("update", "msg_participants") > beats + 2).await;
+        a.publish(Message::new("t")).await.unwrap();
+        a.shutdown().await;
+        assert_eq!(fake.all("msg_participants").len(), 1);
+    }
 }

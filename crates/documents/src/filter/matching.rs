@@ -7,6 +7,7 @@ use crate::doc::RawDoc;
 use crate::error::{Error, Result};
 use crate::number::is_nan;
 use crate::path::{Found, Leaves, Part, Path, walk_value};
+use crate::scanned::Scanned;
 use crate::value::{Kind, Owned, Value};
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -18,9 +19,10 @@ pub(super) fn matches(
     node: &Node,
     collation: Option<&Collation>,
     doc: RawDoc<'_>,
+    scanned: Option<&Scanned<'_>>,
     position: &mut Option<usize>,
 ) -> Result<bool> {
-    let context = Context::new(collation);
+    let context = Context { scanned, ..Context::new(collation) };
     let matched = context.node(node, doc, position);
     match context.failure.into_inner() {
         None => Ok(matched),
@@ -77,6 +79,8 @@ impl ValueFilter {
 /// What holds for one question.
 struct Context<'f, 'd> {
     collation: Option<&'f Collation>,
+    /// The fields of the document that the question is about, if they were found before.
+    scanned: Option<&'f Scanned<'d>>,
     /// The last field that the longer paths started with: conditions on one nested document follow each other.
     start: Cell<Option<Start<'f, 'd>>>,
     /// The first failure of an expression. It decides the answer; what is computed after it does not count.
@@ -92,11 +96,16 @@ struct Start<'f, 'd> {
 
 impl<'f, 'd> Context<'f, 'd> {
     fn new(collation: Option<&'f Collation>) -> Context<'f, 'd> {
-        Context { collation, start: Cell::new(None), failure: Cell::new(None) }
+        Context { collation, scanned: None, start: Cell::new(None), failure: Cell::new(None) }
     }
 
     /// Where a path starts in a document.
     fn start(&self, path: &'f Path, doc: RawDoc<'d>) -> (Option<Value<'d>>, &'f [Part]) {
+        if let Some(scanned) = self.scanned
+            && std::ptr::eq(scanned.doc().raw().bytes(), doc.bytes())
+        {
+            return scanned.start(path);
+        }
         let parts = path.parts();
         let Some((first, rest)) = parts.split_first() else { return (None, parts) };
         if rest.is_empty() {
@@ -220,11 +229,17 @@ impl<'f, 'd> Context<'f, 'd> {
             return true;
         }
         let order = |wanted: &Owned| compare_with(wanted.value(), value, self.collation);
+        let is_text = |wanted: &Owned, text: &str| match wanted {
+            Owned::String(wanted) | Owned::Symbol(wanted) => wanted == text,
+            _ => false,
+        };
         // A short list is faster to walk.
-        let found = if list.values.len() <= 4 {
-            list.values.iter().any(|wanted| order(wanted).is_eq())
-        } else {
-            list.values.binary_search_by(order).is_ok()
+        let found = match value {
+            _ if list.values.len() > 4 => list.values.binary_search_by(order).is_ok(),
+            Value::String(text) if self.collation.is_none() => {
+                list.values.iter().any(|wanted| is_text(wanted, text))
+            }
+            _ => list.values.iter().any(|wanted| order(wanted).is_eq()),
         };
         found || list.patterns.iter().any(|pattern| self.is_found(pattern, value))
     }

@@ -15,6 +15,7 @@ mod bits;
 mod bounds;
 mod equality;
 mod matching;
+mod needs;
 mod parse;
 mod regex;
 mod schema;
@@ -26,6 +27,7 @@ mod tests;
 pub use bits::{BitMask, BitTest};
 pub use bounds::{Bounds, Interval};
 pub use matching::ValueFilter;
+pub use needs::Alternatives;
 pub use regex::Pattern;
 pub use schema::Schema;
 pub use types::TypeSet;
@@ -34,6 +36,7 @@ use crate::collation::Collation;
 use crate::doc::RawDoc;
 use crate::error::Result;
 use crate::path::Path;
+use crate::scanned::Scanned;
 use crate::value::{Owned, Value};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -207,20 +210,31 @@ impl Filter {
 
     /// Whether a document matches. Only expressions and runaway regular expressions fail.
     pub fn matches(&self, doc: RawDoc<'_>) -> Result<bool> {
-        matching::matches(&self.root, self.collation.as_deref(), doc, &mut None)
+        matching::matches(&self.root, self.collation.as_deref(), doc, None, &mut None)
+    }
+
+    /// Like [`Filter::matches`], for a document whose fields were found before.
+    pub fn matches_scanned(&self, scanned: &Scanned<'_>) -> Result<bool> {
+        let (collation, doc) = (self.collation.as_deref(), scanned.doc().raw());
+        matching::matches(&self.root, collation, doc, Some(scanned), &mut None)
     }
 
     /// Like [`Filter::matches`]; `position` becomes the position of the array element that matched, which
     /// the `$` of updates and projections stands for, or `None` if no array was involved.
     pub fn matches_positional(&self, doc: RawDoc<'_>, position: &mut Option<usize>) -> Result<bool> {
         *position = None;
-        matching::matches(&self.root, self.collation.as_deref(), doc, position)
+        matching::matches(&self.root, self.collation.as_deref(), doc, None, position)
     }
 
     /// The fields that every matching document has with exactly this value, as far as the filter's form
     /// tells: what an upsert puts into the new document. Paths are as written, in order of appearance.
     pub fn equalities(&self) -> Vec<(&str, Value<'_>)> {
         equality::equalities(&self.root)
+    }
+
+    /// Lists of equalities: a document that matches has at least one of each list. There may be no list.
+    pub fn needs(&self) -> Vec<Alternatives<'_>> {
+        needs::needs(self)
     }
 
     /// Whether at most one document can match, because its `_id` has to equal one value.

@@ -24,7 +24,7 @@ use crate::collation::Collation;
 use crate::compare::type_order;
 use crate::decimal::Decimal;
 use crate::doc::RawDoc;
-use crate::value::{Kind, Value};
+use crate::value::{Kind, Value, decode};
 use std::hash::Hasher;
 
 /// A byte above every first byte of an encoding: `value FF` bounds all keys that begin with the value.
@@ -101,6 +101,19 @@ pub fn encode_key(value: Value<'_>, out: &mut Vec<u8>) {
 /// Appends the encoding of a value, its text in the order of a collation.
 pub fn encode_key_with(value: Value<'_>, collation: Option<&Collation>, out: &mut Vec<u8>) {
     encode(value, collation, out);
+}
+
+/// Appends the encoding of an element's value, given as its type byte and bytes.
+#[inline]
+pub(super) fn encode_raw(kind: u8, raw: &[u8], out: &mut Vec<u8>) {
+    // Text orders by its bytes, so that it need not be read as text.
+    match raw.get(4..raw.len().wrapping_sub(1)) {
+        Some(bytes) if kind == Kind::String as u8 => {
+            out.push(first_byte(Kind::String));
+            text(bytes, out);
+        }
+        _ => encode(decode(kind, raw), None, out),
+    }
 }
 
 /// Appends the encoding of a value for descending order.

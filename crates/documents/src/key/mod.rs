@@ -2,6 +2,8 @@
 
 mod encode;
 mod pattern;
+mod set;
 
 pub use encode::{Class, END, encode_key, encode_key_descending, encode_key_with, hash_value, invert};
-pub use pattern::{Direction, Fields, KeyBuf, KeyField, KeyPattern};
+pub use pattern::{Direction, KeyBuf, KeyField, KeyPattern};
+pub use set::{KeySet, Row, RowBuf};

@@ -113,34 +113,6 @@ impl KeyBuf {
     }
 }
 
-/// The top-level fields of a document, found in one pass: for making the keys of many indexes.
-#[derive(Debug, Default)]
-pub struct Fields<'d>(SmallVec<[Element<'d>; 24]>);
-
-impl<'d> Fields<'d> {
-    /// Walks the document once.
-    pub fn new(doc: RawDoc<'d>) -> Fields<'d> {
-        Fields(doc.iter().collect())
-    }
-}
-
-/// Finds a field by its name.
-trait Lookup<'d> {
-    fn field(&self, name: &str) -> Option<Value<'d>>;
-}
-
-impl<'d> Lookup<'d> for RawDoc<'d> {
-    fn field(&self, name: &str) -> Option<Value<'d>> {
-        self.get(name)
-    }
-}
-
-impl<'d> Lookup<'d> for Fields<'d> {
-    fn field(&self, name: &str) -> Option<Value<'d>> {
-        self.0.iter().find(|element| element.key_bytes() == name.as_bytes()).map(Element::value)
-    }
-}
-
 /// How far the walk along one field's path has come.
 #[derive(Clone, Copy)]
 enum Slot<'d> {
@@ -188,6 +160,15 @@ impl KeyPattern {
         self
     }
 
+    /// Whether documents that have none of the fields have no key.
+    pub fn is_sparse(&self) -> bool {
+        self.sparse
+    }
+
+    pub(super) fn shared_collation(&self) -> &Option<Arc<Collation>> {
+        &self.collation
+    }
+
     /// The collation of text.
     pub fn collation(&self) -> Option<&Collation> {
         self.collation.as_deref()
@@ -203,28 +184,6 @@ impl KeyPattern {
     /// Errors: two arrays on different paths (171), a number that is both a position and a field name in one
     /// array (16746), an array at a hashed field (16766). `out` is then empty.
     pub fn keys(&self, doc: RawDoc<'_>, out: &mut KeyBuf) -> Result<bool> {
-        self.keys_by(&doc, out)
-    }
-
-    /// Like [`KeyPattern::keys`], from fields that were found before.
-    pub fn keys_of(&self, fields: &Fields<'_>, out: &mut KeyBuf) -> Result<bool> {
-        self.keys_by(fields, out)
-    }
-
-    /// Whether the document has any of the fields: what a sparse index asks.
-    pub fn has_any_field(&self, doc: RawDoc<'_>) -> bool {
-        use crate::path::{Found, Leaves};
-        use std::ops::ControlFlow;
-        self.fields.iter().any(|field| {
-            let visit = &mut |found: Found<'_>| match found.value {
-                Some(_) => ControlFlow::Break(()),
-                None => ControlFlow::Continue(()),
-            };
-            field.path.for_each_value(doc, Leaves::Whole, visit).is_break()
-        })
-    }
-
-    fn keys_by<'d>(&self, doc: &impl Lookup<'d>, out: &mut KeyBuf) -> Result<bool> {
         out.clear();
         let multikey = match self.simple_keys(doc, out) {
             Some(multikey) => multikey,
@@ -243,7 +202,7 @@ impl KeyPattern {
 
     /// Makes the keys of a document with no array on the paths, or with one short array at the end of one
     /// path, without keeping track of anything; false if the document is not so simple.
-    fn simple_keys<'d>(&self, doc: &impl Lookup<'d>, out: &mut KeyBuf) -> Option<bool> {
+    fn simple_keys<'d>(&self, doc: RawDoc<'d>, out: &mut KeyBuf) -> Option<bool> {
         let array = match self.simple_key(doc, None, out)? {
             None => return Some(false),
             Some(array) => array,
@@ -265,7 +224,7 @@ impl KeyPattern {
     /// of one other path, returns that field's position and the array instead; `None` if there are more.
     fn simple_key<'d>(
         &self,
-        doc: &impl Lookup<'d>,
+        doc: RawDoc<'d>,
         element: Option<(usize, Value<'d>)>,
         out: &mut KeyBuf,
     ) -> Option<Option<(usize, RawDoc<'d>)>> {
@@ -294,7 +253,7 @@ impl KeyPattern {
     }
 
     /// Continues all open slots in `doc` up to the first array, then in each of its elements.
-    fn expand<'d>(&self, doc: &impl Lookup<'d>, mut slots: Slots<'d>, out: &mut KeyBuf) -> Result<bool> {
+    fn expand<'d>(&self, doc: RawDoc<'d>, mut slots: Slots<'d>, out: &mut KeyBuf) -> Result<bool> {
         let mut array: Option<(&Part, RawDoc<'d>)> = None;
         for (slot, field) in slots.iter_mut().zip(&self.fields) {
             let Slot::Open { behind, element } = *slot else { continue };
@@ -347,7 +306,7 @@ impl KeyPattern {
             other => other,
         });
         let nested = value.as_document().unwrap_or(RawDoc::empty());
-        self.expand(&nested, slots.collect(), out).map(drop)
+        self.expand(nested, slots.collect(), out).map(drop)
     }
 
     fn emit(&self, slots: &Slots<'_>, out: &mut KeyBuf) {
@@ -364,9 +323,9 @@ impl KeyPattern {
 }
 
 /// The value at the end of a path that leads through documents only; `None` if an array lies before its end.
-fn simple_value<'d>(doc: &impl Lookup<'d>, parts: &[Part]) -> Option<Option<Value<'d>>> {
+fn simple_value<'d>(doc: RawDoc<'d>, parts: &[Part]) -> Option<Option<Value<'d>>> {
     let (first, rest) = parts.split_first()?;
-    rest.iter().try_fold(doc.field(first.name()), |value, part| match value {
+    rest.iter().try_fold(doc.get(first.name()), |value, part| match value {
         Some(Value::Document(nested)) => Some(nested.get(part.name())),
         Some(Value::Array(_)) => None,
         _ => Some(None),
@@ -376,13 +335,13 @@ fn simple_value<'d>(doc: &impl Lookup<'d>, parts: &[Part]) -> Option<Option<Valu
 /// Follows a path from the part after `behind` on: to its end, or to an array on the way (returned with the number of parts
 /// that led to it, at least one).
 fn advance<'d>(
-    doc: &impl Lookup<'d>,
+    doc: RawDoc<'d>,
     parts: &[Part],
     behind: usize,
     element: Option<Value<'d>>,
 ) -> Result<(Slot<'d>, Option<(usize, RawDoc<'d>)>)> {
     let name = parts[behind].name();
-    let value = match (doc.field(name), element) {
+    let value = match (doc.get(name), element) {
         (Some(_), Some(_)) => {
             return Err(Error::location(
                 16746,
@@ -483,9 +442,6 @@ mod tests {
         let mut expected: Vec<_> = expected.iter().map(|values| encoded(&pattern.fields, values)).collect();
         expected.sort();
         assert!(out.iter().eq(expected.iter().map(Vec::as_slice)), "{key:?} of {doc:?}");
-        let mut again = KeyBuf::new();
-        pattern.keys_of(&Fields::new(doc.raw()), &mut again).unwrap();
-        assert!(again.iter().eq(out.iter()));
     }
 
     #[test]
@@ -529,7 +485,6 @@ mod tests {
         for (doc, count) in [(doc! { "c": 1 }, 0), (doc! { "b": null }, 1), (doc! { "a": [] }, 1)] {
             sparse.keys(doc.raw(), &mut out).unwrap();
             assert_eq!(out.len(), count, "{doc:?}");
-            assert_eq!(sparse.has_any_field(doc.raw()), count > 0);
         }
     }
 
@@ -570,9 +525,8 @@ mod tests {
         #[test]
         fn any_document_has_sorted_distinct_keys(doc in document()) {
             let pattern = pattern(doc! { "a": 1, "b.c": -1 });
-            let (mut out, mut again) = (KeyBuf::new(), KeyBuf::new());
+            let mut out = KeyBuf::new();
             let first = pattern.keys(doc.raw(), &mut out);
-            proptest::prop_assert_eq!(&first, &pattern.keys_of(&Fields::new(doc.raw()), &mut again));
             proptest::prop_assert!(out.iter().is_sorted_by(|a, b| a < b));
             proptest::prop_assert_eq!(first.is_ok(), !out.is_empty());
         }

@@ -54,6 +54,10 @@ impl Stage for Match {
     fn as_map(&self) -> Option<&dyn Map> {
         Some(self)
     }
+
+    fn as_filter(&self) -> Option<&Filter> {
+        Some(&self.filter)
+    }
 }
 
 impl Map for Match {

@@ -2,7 +2,7 @@
 
 use super::{Docs, Environment, Options, Pipeline, Sink, Tables, WhenMatched, WhenNotMatched};
 use crate::expr::Variables;
-use crate::{Doc, Owned, RawDoc, Result, Timestamp, Value, array, doc};
+use crate::{Doc, Owned, RawDoc, Result, Scanned, Timestamp, Value, array, doc};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -485,14 +485,23 @@ fn change_stream_pipelines_make_one_event_of_one() {
     let environment = environment();
     let matching = parse(&array![{ "$match": { "operationType": { "$in": ["insert"] } } }]).unwrap();
     let event = doc! { "operationType": "insert", "fullDocument": { "a": 1 } };
-    let same = matching.apply_one(event.clone(), &environment).unwrap().unwrap();
-    assert_eq!(same.bytes().as_ptr(), event.bytes().as_ptr());
-    assert_eq!(matching.apply_one(doc! { "operationType": "drop" }, &environment), Ok(None));
+    for same in [
+        matching.apply_one(event.clone(), &environment).unwrap().unwrap(),
+        matching.apply(&Scanned::new(&event), &environment).unwrap().unwrap(),
+    ] {
+        assert_eq!(same.bytes().as_ptr(), event.bytes().as_ptr());
+    }
+    let other = doc! { "operationType": "drop" };
+    assert_eq!(matching.apply_one(other.clone(), &environment), Ok(None));
+    assert_eq!(matching.apply(&Scanned::new(&other), &environment), Ok(None));
+    assert_eq!(matching.needs().len(), 1);
     let shaped = parse(
         &array![{ "$match": {} }, { "$replaceRoot": { "newRoot": "$fullDocument" } }, { "$set": { "b": 2 } }],
     )
     .unwrap();
-    assert_eq!(shaped.apply_one(event, &environment), Ok(Some(doc! { "a": 1, "b": 2 })));
+    let expected = Ok(Some(doc! { "a": 1, "b": 2 }));
+    assert_eq!(shaped.apply(&Scanned::new(&event), &environment), expected);
+    assert_eq!(shaped.apply_one(event, &environment), expected);
     for (stages, code) in [
         (array![{ "$group": { "_id": 1 } }], 20),
         (array![{ "$out": "x" }], 20),

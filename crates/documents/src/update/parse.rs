@@ -318,7 +318,7 @@ pub(super) const OPERATORS: [&str; 15] = [
 /// Refuses a new `_id` that no document may have.
 fn check_id(op: &Op) -> Result<()> {
     match op {
-        Op::Set(value) | Op::SetOnInsert(value) => replace::validate_id(value.value()),
+        Op::Set(value) | Op::SetOnInsert(value) => replace::check_id(value.value()),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ pub(super) fn validate(doc: RawDoc<'_>) -> Result<()> {
     for element in doc {
         let name = element.key();
         if name == "_id" {
-            validate_id(element.value())?;
+            check_id(element.value())?;
         }
         if name.starts_with('$') {
             return Err(Error::new(
@@ -22,8 +22,9 @@ pub(super) fn validate(doc: RawDoc<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what no `_id` can be (MongoDB manual, "The _id Field"; 53 InvalidIdField).
-pub(super) fn validate_id(id: Value<'_>) -> Result<()> {
+/// Refuses what no `_id` can be (MongoDB manual, "The _id Field"): 53 (InvalidIdField) for an array, a regular
+/// expression or undefined; 52 (DollarPrefixedFieldName) for a document with a field that starts with `$`.
+pub fn check_id(id: Value<'_>) -> Result<()> {
     match id {
         Value::Array(_) | Value::Regex { .. } | Value::Undefined => Err(Error::new(
             code::INVALID_ID_FIELD,

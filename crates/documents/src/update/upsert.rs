@@ -41,7 +41,7 @@ pub fn upsert_document(
     let seed = run(&fields, &scope)?.doc;
     let applied = update.apply(seed.raw(), None, true)?;
     if let Some(id) = applied.doc.get("_id") {
-        super::replace::validate_id(id)?;
+        super::replace::check_id(id)?;
     }
     Ok(id_first(applied.doc, generated_id))
 }

@@ -3,7 +3,7 @@
 
 use rockdove_documents::filter::{Filter, FilterOptions};
 use rockdove_documents::update::{Update, UpdateOptions};
-use rockdove_documents::{Doc, Result, Value};
+use rockdove_documents::{Doc, Result, Scanned, Value};
 use rockdove_engine::*;
 use std::future::Future;
 use std::path::Path;
@@ -106,8 +106,8 @@ pub fn find(engine: &Engine, ns: &Namespace, query: Doc) -> Vec<Doc> {
 struct All;
 
 impl EventPipeline for All {
-    fn apply(&self, event: Doc) -> Result<Option<Doc>> {
-        Ok(Some(event))
+    fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
+        Ok(Some(event.doc().clone()))
     }
 }
 

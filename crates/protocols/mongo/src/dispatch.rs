@@ -144,11 +144,21 @@ pub async fn dispatch(
                 reply.append("$err", &failure.error.message);
             }
             errors::append_failure(&mut reply, &failure, circumstances);
+            if let Some(error) = unsatisfiable(request) {
+                errors::append_write_concern_error(&mut reply, &error, false);
+            }
             append_topology(shared, &mut reply, failure.error.code.number);
             append_times(&mut reply, shared.operation_time());
             Answer::Reply { body: reply.into_vec(), failed: true, more: None }
         }
     }
+}
+
+/// What of a write's concern no server state can satisfy: told beside whatever else went wrong.
+fn unsatisfiable(request: &Request) -> Option<Error> {
+    let command = request.body.as_ref().ok()?.command.raw();
+    let spec = commands::find(command.iter().next()?.key())?;
+    spec.has(Spec::WRITE).then(|| WriteConcern::parse(command).ok()?.unsatisfiable)?
 }
 
 /// Errors about the server's role say since which change of it they hold, so that clients can tell old news.

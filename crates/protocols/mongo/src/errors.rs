@@ -1,6 +1,7 @@
 //! Failed commands as clients see them: numbers, names, labels, and the fields of the reply.
 
 use rockdove_documents::{Code, Doc, DocBuilder, Error, code};
+use rockdove_engine::WriteError;
 use std::borrow::Cow;
 
 /// A command that is answered `ok: 0`, or by closing the connection.
@@ -44,6 +45,12 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         Failure { error, labels: None, details: None, close: false }
+    }
+}
+
+impl From<WriteError> for Failure {
+    fn from(failed: WriteError) -> Failure {
+        Failure { details: failed.details, ..failed.error.into() }
     }
 }
 

@@ -503,3 +503,42 @@ async fn a_session_reads_one_moment() {
         doc! { "find": "c", "readConcern": { "level": "snapshot", "atClusterTime": old }, "$db": "db" };
     assert_eq!(peer.code(&unknown).await, 239);
 }
+
+#[tokio::test]
+async fn a_failed_find_and_modify_tells_keys_and_write_concern() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    peer.good(
+        &doc! { "insert": "c", "documents": [{ "_id": 1, "a": 1 }, { "_id": 2, "a": 2 }], "$db": "db" },
+    )
+    .await;
+    peer.good(&doc! {
+        "createIndexes": "c", "indexes": [{ "key": { "a": 1 }, "name": "a_1", "unique": true }], "$db": "db",
+    })
+    .await;
+    let clash = doc! {
+        "findAndModify": "c", "query": { "_id": 1 }, "update": { "$set": { "a": 2 } },
+        "writeConcern": { "w": 3 }, "$db": "db",
+    };
+    let reply = peer.run(&clash).await;
+    assert_eq!(integer(&reply, "code"), 11000);
+    assert_eq!((integer(&reply, "keyPattern.a"), integer(&reply, "keyValue.a")), (1, 2));
+    assert_eq!(integer(&reply, "writeConcernError.code"), 100);
+}
+
+#[tokio::test]
+async fn names_that_start_with_a_dollar_are_stored_where_mongodb_does() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let reply = peer
+        .good(&doc! { "insert": "c", "documents": [{ "_id": { "$a": 1 } }, { "_id": 1 }], "$db": "db" })
+        .await;
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 52);
+    peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1 }], "$db": "db" }).await;
+    let update =
+        |stage: Doc| doc! { "update": "c", "updates": [{ "q": { "_id": 1 }, "u": [stage] }], "$db": "db" };
+    let reply = peer.good(&update(doc! { "$replaceWith": { "$literal": { "_id": 1, "$a": 1 } } })).await;
+    assert_eq!(number(&reply, "nModified"), 1);
+    let reply = peer.good(&update(doc! { "$replaceWith": { "$literal": { "_id": { "$a": 1 } } } })).await;
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 52);
+}

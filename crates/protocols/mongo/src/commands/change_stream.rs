@@ -6,8 +6,9 @@ use super::query::Parsing;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
+use rockdove_documents::filter::Alternatives;
 use rockdove_documents::pipeline::{Environment, Pipeline};
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Timestamp, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Scanned, Timestamp, Value, code};
 use rockdove_engine::{
     BeforeChange, EventPipeline, FullDocument, Namespace, Scope, StartAt, Token, TokenKind, View,
 };
@@ -27,8 +28,12 @@ struct Stages {
 }
 
 impl EventPipeline for Stages {
-    fn apply(&self, event: Doc) -> rockdove_documents::Result<Option<Doc>> {
-        self.pipeline.apply_one(event, &self.environment)
+    fn apply(&self, event: &Scanned<'_>) -> rockdove_documents::Result<Option<Doc>> {
+        self.pipeline.apply(event, &self.environment)
+    }
+
+    fn needs(&self) -> Vec<Alternatives<'_>> {
+        self.pipeline.needs()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::errors::Result;
 use crate::options::Fields;
 use crate::shared::Shared;
 use parking_lot::Mutex;
-use rockdove_documents::{Doc, DocBuilder, Value};
+use rockdove_documents::{Doc, DocBuilder, Scanned, Value};
 use rockdove_engine::{EventPipeline, Namespace};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -149,12 +149,12 @@ impl LockReleases {
 }
 
 impl EventPipeline for LockReleases {
-    fn apply(&self, event: Doc) -> rockdove_documents::Result<Option<Doc>> {
+    fn apply(&self, event: &Scanned<'_>) -> rockdove_documents::Result<Option<Doc>> {
         let Some(Value::Document(ns)) = event.get("ns") else { return Ok(None) };
         match (ns.get("coll"), event.get("operationType")) {
             (Some(Value::String(name)), _) if name == self.main.collection() => self.stages.apply(event),
             (Some(Value::String(name)), Some(Value::String("delete"))) if self.is_lock_collection(name) => {
-                self.stages.apply(self.released(&event, name))
+                self.stages.apply(&Scanned::new(&self.released(event.doc(), name)))
             }
             _ => Ok(None),
         }

@@ -12,7 +12,7 @@ use rockdove_documents::path::{Leaves, Path};
 use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, UpdateOptions};
-use rockdove_documents::{Doc, DocBuilder, Error, Owned, RawDoc, Timestamp, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, Owned, RawDoc, Scanned, Timestamp, Value, code};
 use rockdove_engine::{ChangeStream, EventPipeline, Hint, Namespace, Scope, StartAt, State, View};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -217,12 +217,12 @@ impl Compute for Computed {
 struct Inserts(Filter);
 
 impl EventPipeline for Inserts {
-    fn apply(&self, event: Doc) -> rockdove_documents::Result<Option<Doc>> {
+    fn apply(&self, event: &Scanned<'_>) -> rockdove_documents::Result<Option<Doc>> {
         let matches = match (event.get("operationType"), event.get("fullDocument")) {
             (Some(Value::String("insert")), Some(Value::Document(doc))) => self.0.matches(doc)?,
             _ => false,
         };
-        Ok(matches.then_some(event))
+        Ok(matches.then(|| event.doc().clone()))
     }
 }
 

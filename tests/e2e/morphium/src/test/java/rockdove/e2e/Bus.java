@@ -4,12 +4,26 @@ import de.caluga.morphium.Morphium;
 import de.caluga.morphium.messaging.Msg;
 import java.util.List;
 import java.util.function.UnaryOperator;
+import java.util.stream.Stream;
 
 /** What the tests need of one Morphium node. {@code Node} implements it once per generation of Morphium. */
 interface Bus extends AutoCloseable {
 
-    /** Where a node connects and how it follows its queue. */
-    record Settings(Rockdove server, String database, String queue, String id, boolean changeStreams) {}
+    /** How a node uses its queue: the layout by Morphium's name, and whether it follows change streams or polls. */
+    record Mode(String layout, boolean changeStreams) {
+        @Override
+        public String toString() {
+            return layout + (changeStreams ? ", change streams" : ", polling");
+        }
+    }
+
+    /** Every mode that this generation of Morphium knows. */
+    static Stream<Mode> modes() {
+        return Node.LAYOUTS.stream().flatMap(layout -> Stream.of(new Mode(layout, true), new Mode(layout, false)));
+    }
+
+    /** Where a node connects and how it uses its queue. */
+    record Settings(Rockdove server, String database, String queue, String id, Mode mode) {}
 
     /** Calls the handler for each message of the topic; what it returns is sent as the answer. */
     void listen(String topic, UnaryOperator<Msg> handler);

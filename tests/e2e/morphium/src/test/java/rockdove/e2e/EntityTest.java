@@ -40,7 +40,7 @@ class EntityTest {
     @BeforeEach
     void open() throws Exception {
         server = new Rockdove();
-        node = new Node(new Bus.Settings(server, "entities", "msg", "mapper", true));
+        node = new Node(new Bus.Settings(server, "entities", "msg", "mapper", new Bus.Mode("StandardMessaging", true)));
         morphium = node.morphium();
         morphium.ensureIndicesFor(Item.class);
     }

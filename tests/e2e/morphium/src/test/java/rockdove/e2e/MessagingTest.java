@@ -13,9 +13,9 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.ValueSource;
+import org.junit.jupiter.params.provider.MethodSource;
 
-/** Morphium's messaging between Java nodes, with change streams and with polling. */
+/** Morphium's messaging between Java nodes, in every mode. */
 @Timeout(120)
 class MessagingTest {
     private static final long LIMIT_MS = 60_000;
@@ -34,8 +34,8 @@ class MessagingTest {
         server.close();
     }
 
-    private Bus node(String id, boolean changeStreams) throws Exception {
-        Bus node = new Node(new Bus.Settings(server, "bus", "orders", id, changeStreams));
+    private Bus node(String id, Bus.Mode mode) throws Exception {
+        Bus node = new Node(new Bus.Settings(server, "bus", "orders", id, mode));
         nodes.add(node);
         return node;
     }
@@ -57,12 +57,12 @@ class MessagingTest {
         return ids;
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void aBroadcastReachesEachOtherNodeOnce(boolean changeStreams) throws Exception {
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void aBroadcastReachesEachOtherNodeOnce(Bus.Mode mode) throws Exception {
         Receipts receipts = new Receipts();
         for (String id : List.of("a", "b", "c")) {
-            Bus node = node(id, changeStreams);
+            Bus node = node(id, mode);
             node.listen("created", receipts.of(id));
             node.start();
         }
@@ -72,14 +72,14 @@ class MessagingTest {
         Receipts.assertEachOnce(sent, receipts.at("c"));
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void anExclusiveMessageIsHandledOnce(boolean changeStreams) throws Exception {
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void anExclusiveMessageIsHandledOnce(Bus.Mode mode) throws Exception {
         Receipts receipts = new Receipts();
-        Bus sender = node("sender", changeStreams);
+        Bus sender = node("sender", mode);
         sender.start();
         for (String id : List.of("a", "b", "c")) {
-            Bus node = node(id, changeStreams);
+            Bus node = node(id, mode);
             node.listen("work", receipts.of(id));
             node.start();
         }
@@ -90,12 +90,12 @@ class MessagingTest {
         Receipts.assertEachOnce(sent, all);
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void aDirectedMessageReachesItsRecipientOnly(boolean changeStreams) throws Exception {
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void aDirectedMessageReachesItsRecipientOnly(Bus.Mode mode) throws Exception {
         Receipts receipts = new Receipts();
         for (String id : List.of("a", "b", "c")) {
-            Bus node = node(id, changeStreams);
+            Bus node = node(id, mode);
             node.listen("direct", receipts.of(id));
             node.start();
         }
@@ -106,12 +106,12 @@ class MessagingTest {
         assertEquals(50, receipts.at("c").size());
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void aRequestIsAnswered(boolean changeStreams) throws Exception {
-        Bus asker = node("asker", changeStreams);
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void aRequestIsAnswered(Bus.Mode mode) throws Exception {
+        Bus asker = node("asker", mode);
         for (String id : List.of("a", "b", "c")) {
-            Bus node = node(id, changeStreams);
+            Bus node = node(id, mode);
             node.listen("double", request -> {
                 Msg answer = request.createAnswerMsg();
                 answer.setValue(Integer.toString(2 * Integer.parseInt(request.getValue())));
@@ -131,14 +131,14 @@ class MessagingTest {
         assertTrue(answers.stream().allMatch(answer -> answer.getValue().equals("42")));
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void messagesSentBeforeAListenerCameAreHandled(boolean changeStreams) throws Exception {
-        Bus sender = node("sender", changeStreams);
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void messagesSentBeforeAListenerCameAreHandled(Bus.Mode mode) throws Exception {
+        Bus sender = node("sender", mode);
         sender.start();
         Set<String> sent = send(sender, "early", 150, true);
         Receipts receipts = new Receipts();
-        Bus late = node("late", changeStreams);
+        Bus late = node("late", mode);
         late.listen("early", receipts.of("late"));
         late.start();
         Receipts.awaitCount(receipts::total, 150, LIMIT_MS);

@@ -15,7 +15,7 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.ValueSource;
+import org.junit.jupiter.params.provider.MethodSource;
 
 /** Java nodes and Rust nodes share one queue. */
 @Timeout(300)
@@ -40,18 +40,18 @@ class MixedTest {
         server.close();
     }
 
-    private Bus.Settings settings(String id, boolean changeStreams) {
-        return new Bus.Settings(server, "mixed", "shared", id, changeStreams);
+    private Bus.Settings settings(String id, Bus.Mode mode) {
+        return new Bus.Settings(server, "mixed", "shared", id, mode);
     }
 
-    private Bus java(String id, boolean changeStreams) throws Exception {
-        Bus node = new Node(settings(id, changeStreams));
+    private Bus java(String id, Bus.Mode mode) throws Exception {
+        Bus node = new Node(settings(id, mode));
         running.add(node);
         return node;
     }
 
-    private Rockdove.Command rust(String id, boolean changeStreams, String... arguments) throws Exception {
-        Rockdove.Command command = server.command(settings(id, changeStreams), arguments);
+    private Rockdove.Command rust(String id, Bus.Mode mode, String... arguments) throws Exception {
+        Rockdove.Command command = server.command(settings(id, mode), arguments);
         running.add(command);
         return command;
     }
@@ -70,10 +70,10 @@ class MixedTest {
     }
 
     /** Runs `pub` to its end and returns the ids that it printed. */
-    private Set<String> publish(String id, String topic, int count, String... more) throws Exception {
+    private Set<String> publish(Bus.Mode mode, String id, String topic, int count, String... more) throws Exception {
         List<String> arguments = new ArrayList<>(List.of("pub", topic, "{\"n\": 1}", "--ttl", "10m", "--count", "" + count));
         arguments.addAll(List.of(more));
-        Rockdove.Command pub = rust(id, true, arguments.toArray(String[]::new));
+        Rockdove.Command pub = rust(id, mode, arguments.toArray(String[]::new));
         assertEquals(0, pub.await(120));
         Receipts.awaitCount(pub.lines::size, count, 5000);
         return new HashSet<>(pub.lines);
@@ -94,24 +94,24 @@ class MixedTest {
         return ids;
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void exclusiveMessagesAreHandledOnceOverBothKinds(boolean changeStreams) throws Exception {
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void exclusiveMessagesAreHandledOnceOverBothKinds(Bus.Mode mode) throws Exception {
         Receipts receipts = new Receipts();
         for (String id : List.of("java-1", "java-2")) {
-            Bus node = java(id, changeStreams);
+            Bus node = java(id, mode);
             node.listen("work", receipts.of(id));
             node.start();
         }
         List<Rockdove.Command> subs = new ArrayList<>();
         for (String id : List.of("rust-1", "rust-2")) {
-            subs.add(rust(id, changeStreams, "sub", "work", "--json"));
+            subs.add(rust(id, mode, "sub", "work", "--json"));
         }
         Rockdove.pause(1500);
-        Bus sender = java("java-sender", changeStreams);
+        Bus sender = java("java-sender", mode);
         sender.start();
         Set<String> sent = send(sender, EXCLUSIVE / 2, true);
-        sent.addAll(publish("rust-sender", "work", EXCLUSIVE - EXCLUSIVE / 2, "--exclusive"));
+        sent.addAll(publish(mode, "rust-sender", "work", EXCLUSIVE - EXCLUSIVE / 2, "--exclusive"));
         Receipts.awaitCount(() -> receipts.total() + lines(subs), EXCLUSIVE, LIMIT_MS);
         List<String> all = new ArrayList<>(receipts.at("java-1"));
         all.addAll(receipts.at("java-2"));
@@ -125,21 +125,21 @@ class MixedTest {
         return commands.stream().mapToInt(command -> command.lines.size()).sum();
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void broadcastsReachEachNodeOfBothKindsOnce(boolean changeStreams) throws Exception {
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void broadcastsReachEachNodeOfBothKindsOnce(Bus.Mode mode) throws Exception {
         Receipts receipts = new Receipts();
-        Bus first = java("java-1", changeStreams);
+        Bus first = java("java-1", mode);
         first.listen("work", receipts.of("java-1"));
         first.start();
-        Bus second = java("java-2", changeStreams);
+        Bus second = java("java-2", mode);
         second.listen("work", receipts.of("java-2"));
         second.start();
         List<Rockdove.Command> subs = List.of(
-            rust("rust-1", changeStreams, "sub", "work", "--json"), rust("rust-2", changeStreams, "sub", "work", "--json"));
+            rust("rust-1", mode, "sub", "work", "--json"), rust("rust-2", mode, "sub", "work", "--json"));
         Rockdove.pause(1500);
         Set<String> fromJava = send(first, 200, false);
-        Set<String> fromRust = publish("rust-sender", "work", 200);
+        Set<String> fromRust = publish(mode, "rust-sender", "work", 200);
         Receipts.awaitCount(() -> receipts.total() + lines(subs), 200 + 400 + 2 * 400, LIMIT_MS);
         Receipts.assertEachOnce(fromRust, receipts.at("java-1"));
         Set<String> both = new HashSet<>(fromJava);
@@ -148,20 +148,20 @@ class MixedTest {
         subs.forEach(sub -> Receipts.assertEachOnce(both, ids(sub)));
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void directedMessagesReachTheirRecipientOnly(boolean changeStreams) throws Exception {
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void directedMessagesReachTheirRecipientOnly(Bus.Mode mode) throws Exception {
         Receipts receipts = new Receipts();
-        Bus first = java("java-1", changeStreams);
+        Bus first = java("java-1", mode);
         first.listen("work", receipts.of("java-1"));
         first.start();
-        Bus second = java("java-2", changeStreams);
+        Bus second = java("java-2", mode);
         second.listen("work", receipts.of("java-2"));
         second.start();
         List<Rockdove.Command> subs = List.of(
-            rust("rust-1", changeStreams, "sub", "work", "--json"), rust("rust-2", changeStreams, "sub", "work", "--json"));
+            rust("rust-1", mode, "sub", "work", "--json"), rust("rust-2", mode, "sub", "work", "--json"));
         Rockdove.pause(1500);
-        Set<String> toJava = publish("rust-sender", "work", 50, "--to", "java-2");
+        Set<String> toJava = publish(mode, "rust-sender", "work", 50, "--to", "java-2");
         Set<String> toRust = new HashSet<>();
         for (int n = 0; n < 50; n++) {
             Msg message = message("work").setRecipient("rust-2");
@@ -173,17 +173,17 @@ class MixedTest {
         Receipts.assertEachOnce(toRust, ids(subs.get(1)));
     }
 
-    @ParameterizedTest(name = "change streams: {0}")
-    @ValueSource(booleans = {true, false})
-    void eachKindAnswersTheOther(boolean changeStreams) throws Exception {
-        Bus javaNode = java("java-1", changeStreams);
+    @ParameterizedTest(name = "{0}")
+    @MethodSource("rockdove.e2e.Bus#modes")
+    void eachKindAnswersTheOther(Bus.Mode mode) throws Exception {
+        Bus javaNode = java("java-1", mode);
         javaNode.listen("ask-java", request -> {
             Msg answer = request.createAnswerMsg();
             answer.setValue("java says " + request.getValue());
             return answer;
         });
         javaNode.start();
-        rust("rust-1", changeStreams, "reply", "ask-rust", "--text", "rust says hello");
+        rust("rust-1", mode, "reply", "ask-rust", "--text", "rust says hello");
         Rockdove.pause(1500);
         for (int n = 0; n < 20; n++) {
             Msg answer = javaNode.ask(new Msg("ask-rust", "m", "v" + n, 60_000).setExclusive(n % 2 == 0), 20_000);
@@ -192,7 +192,7 @@ class MixedTest {
         }
         for (int n = 0; n < 5; n++) {
             Rockdove.Command request =
-                rust("rust-asker-" + n, changeStreams, "request", "ask-java", "text" + n, "--timeout", "20s", "--json");
+                rust("rust-asker-" + n, mode, "request", "ask-java", "text" + n, "--timeout", "20s", "--json");
             assertEquals(0, request.await(40));
             Receipts.awaitCount(request.lines::size, 1, 5000);
             String printed = request.lines.stream().collect(Collectors.joining());

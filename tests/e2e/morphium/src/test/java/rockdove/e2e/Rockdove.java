@@ -90,7 +90,8 @@ final class Rockdove implements AutoCloseable {
         List<String> all = new ArrayList<>(List.of(arguments));
         all.addAll(List.of("--uri", "mongodb://127.0.0.1:" + port + "/" + settings.database()));
         all.addAll(List.of("--queue", settings.queue(), "--sender-id", settings.id()));
-        if (!settings.changeStreams()) {
+        all.addAll(List.of("--layout", settings.mode().layout()));
+        if (!settings.mode().changeStreams()) {
             all.add("--polling");
         }
         return new Command(all);

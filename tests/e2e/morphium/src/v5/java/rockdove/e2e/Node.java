@@ -10,6 +10,8 @@ import java.util.function.UnaryOperator;
 
 /** A node of Morphium 5. */
 final class Node implements Bus {
+    static final List<String> LAYOUTS = List.of("StandardMessaging");
+
     /** Morphium 5 does not say when its change stream is open. */
     private static final long OPENING_MS = 1500;
 
@@ -23,7 +25,7 @@ final class Node implements Bus {
         config.setMinConnections(2);
         config.addHostToSeed("127.0.0.1", settings.server().port());
         morphium = new Morphium(config);
-        messaging = new Messaging(morphium, settings.queue(), 100, true, true, 100, settings.changeStreams());
+        messaging = new Messaging(morphium, settings.queue(), 100, true, true, 100, settings.mode().changeStreams());
         messaging.setSenderId(settings.id());
     }
 

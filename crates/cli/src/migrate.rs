@@ -1,0 +1,95 @@
+//! `rockdove migrate`: take a queue from the Standard layout to another one.
+
+use crate::connection::Queue;
+use crate::exit::{self, Exit};
+use crate::signals;
+use clap::Parser;
+use rockdove::Layout;
+use rockdove::migrate::{Migration, Mode, Progress};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pause between two passes of a bridge.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const EXAMPLES: &str = "\
+Examples:
+  rockdove migrate --to multi-collection --queue orders            # bridge, while nodes change over
+  rockdove migrate --to multi-collection --queue orders --drain    # all at once, with no node running
+  rockdove migrate --to dual-channel                               # bridge for answers
+
+The bridge runs until no node of the old layout is left and nothing waits; change the nodes over meanwhile, consumers
+first, each under its old sender id. Broadcasts reach both sides. An exclusive message follows once a node of the new
+layout listens to its topic; a directed one follows its recipient. Nodes that do not announce themselves (before
+Morphium 6.3.1, or with the implementation check off) are not seen: keep the bridge running until they are changed.
+
+The drain refuses to run while nodes of the old layout do. Ctrl-C stops either; the same command goes on with it, also
+after a crash. What is not safe to move stays and is counted: documents that are no messages, exclusive messages for
+several recipients, and recipients whose id has no collection.";
+
+/// Take a queue to another layout
+#[derive(Parser, Debug)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+pub struct Args {
+    /// The layout the queue has; only standard can be left
+    #[arg(long, default_value = "standard", value_name = "NAME", value_parser = standard)]
+    from: Layout,
+    /// The layout it is to have: multi-collection or dual-channel
+    #[arg(long, value_name = "NAME", value_parser = str::parse::<Layout>)]
+    to: Layout,
+    /// Move everything at once, while no node runs
+    #[arg(long)]
+    drain: bool,
+    #[command(flatten)]
+    queue: Queue,
+}
+
+fn standard(name: &str) -> Result<Layout, String> {
+    match name.parse() {
+        Ok(Layout::Standard) => Ok(Layout::Standard),
+        Ok(_) => Err("only a queue of the layout standard can be migrated".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Runs the command.
+pub async fn run(args: Args) -> anyhow::Result<Exit> {
+    debug_assert_eq!(args.from, Layout::Standard);
+    let backend = Arc::new(args.queue.backend().await?);
+    let mode = if args.drain { Mode::Drain } else { Mode::Bridge };
+    let mut migration = Migration::start(backend, &args.queue.name, args.to, mode).await?;
+    let result = tokio::select! {
+        result = passes(&mut migration) => result,
+        exit = signals::ended() => exit.map_err(Into::into),
+    };
+    let progress = migration.progress().clone();
+    migration.stop().await;
+    println!("{}", summary(&progress));
+    result
+}
+
+async fn passes(migration: &mut Migration) -> anyhow::Result<Exit> {
+    let mut shown = String::new();
+    loop {
+        let progress = migration.pass().await?.clone();
+        let line = format!("{}; {}", summary(&progress), nodes(&progress));
+        if line != shown {
+            eprintln!("{line}");
+            shown = line;
+        }
+        if progress.done {
+            return Ok(if progress.left > 0 { Exit::Findings } else { Exit::Done });
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn summary(progress: &Progress) -> String {
+    let Progress { moved, copied, returned, waiting, left, .. } = progress;
+    format!("{moved} moved, {copied} broadcasts copied, {returned} given back, {waiting} wait, {left} left")
+}
+
+fn nodes(progress: &Progress) -> String {
+    let list = |nodes: &[String]| if nodes.is_empty() { "none".to_owned() } else { nodes.join(", ") };
+    format!("old nodes: {}; new nodes: {}", list(&progress.old_nodes), list(&progress.new_nodes))
+}

@@ -1,0 +1,92 @@
+//! `rockdove bench bus`: that it measures, writes and compares; never how fast.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn rockdove(arguments: &[&str]) -> Output {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_rockdove")).args(arguments).output().expect("rockdove starts");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn records(path: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).expect("a result");
+    text.lines().map(|line| serde_json::from_str(line).expect("a document a line")).collect()
+}
+
+#[test]
+fn two_targets_are_measured_in_turns_written_and_compared() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| dir.path().join(name).to_str().expect("a name").to_owned();
+    let (json, html) = (file("a.json"), file("a.html"));
+    let stored = format!("b=embedded:{}", file("data"));
+    rockdove(&[
+        "bench",
+        "bus",
+        "latency",
+        "--rate",
+        "50",
+        "--seconds",
+        "0.5",
+        "--warm-up",
+        "100ms",
+        "--rounds",
+        "2",
+        "--uri",
+        "a=embedded",
+        "--uri",
+        &stored,
+        "--json",
+        &json,
+        "--html",
+        &html,
+    ]);
+    let lines = records(Path::new(&json));
+    assert_eq!(lines[0]["record"], "run");
+    let order: Vec<_> =
+        lines[1..].iter().map(|step| (step["target"].as_str().unwrap(), step["round"].as_u64())).collect();
+    assert_eq!(order, [("a", Some(1)), ("b", Some(1)), ("a", Some(2)), ("b", Some(2))]);
+    for step in &lines[1..] {
+        assert_eq!(
+            (step["sent"].as_u64(), step["done"].as_u64(), step["lost"].as_u64()),
+            (Some(25), Some(25), Some(0))
+        );
+        assert_eq!((step["received"].as_u64(), step["duplicates"].as_u64()), (Some(25), Some(0)));
+        let latency = |leg: &str| step[leg]["p50"].as_f64().unwrap();
+        assert!(latency("latency") >= latency("outbound").max(latency("back")));
+    }
+    let page = std::fs::read_to_string(&html).expect("a page");
+    assert!(page.contains("<svg") && page.contains("</html>"));
+    let table = rockdove(&["bench", "bus", "compare", &json, &json]);
+    assert!(String::from_utf8_lossy(&table.stdout).contains("| b | 50/s | lost | 0.0 | 0.0 | - |"));
+}
+
+#[test]
+fn exclusive_messages_are_taken_once_in_every_layout() {
+    for layout in ["standard", "multi-collection", "dual-channel"] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let json = dir.path().join("a.json");
+        rockdove(&[
+            "bench",
+            "bus",
+            "one-way",
+            "--rate",
+            "100",
+            "--seconds",
+            "0.5",
+            "--warm-up",
+            "100ms",
+            "--exclusive",
+            "--receivers",
+            "3",
+            "--layout",
+            layout,
+            "--json",
+            json.to_str().expect("a name"),
+        ]);
+        let step = &records(&json)[1];
+        assert_eq!((step["sent"].as_u64(), step["received"].as_u64()), (Some(50), Some(50)), "{layout}");
+        assert_eq!((step["lost"].as_u64(), step["duplicates"].as_u64()), (Some(0), Some(0)), "{layout}");
+    }
+}

@@ -1,0 +1,519 @@
+//! What is wrong with a queue, in words: the checks an operator would make by hand, over any back end.
+//!
+//! Nothing is changed. Of each collection at most [`Limits::documents`] are read, oldest first; where there are more,
+//! a finding says so. Ages go by this machine's clock and the senders'.
+
+use crate::backend::{Backend, BackendResult, Find, Scope, Watch};
+use crate::node::{millis, now_ms};
+use bson::{Bson, Document, doc};
+use rockdove_messages::{
+    DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, NameError, Names, Participant,
+    lock_indexes, message_indexes,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+/// A server's expiry runs at least this often (MongoDB: once a minute).
+const EXPIRY_MS: i64 = 2 * 60_000;
+/// How long a change stream may hold back its first reply.
+const STREAM_WAIT: Duration = Duration::from_millis(500);
+
+/// How bad it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Severity {
+    /// Worth knowing.
+    Note,
+    /// Not as it should be.
+    Warning,
+    /// Messages do not arrive, or will not.
+    Problem,
+}
+
+/// Which check found it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Check {
+    /// Whether change streams can be opened.
+    ChangeStreams,
+    /// Who takes part, and with which layout.
+    Participants,
+    /// Whether messages wait that nobody takes.
+    PilingTopics,
+    /// Whether recipients are there.
+    Recipients,
+    /// Whether answers were taken.
+    Answers,
+    /// Whether locks are held in vain.
+    Locks,
+    /// Whether indexes are there, expiry above all.
+    Indexes,
+    /// Whether expired documents go.
+    Expiry,
+    /// Whether all documents are messages.
+    Documents,
+}
+
+/// Something found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Which check found it.
+    pub check: Check,
+    /// What is the case.
+    pub text: String,
+    /// What to do about it.
+    pub advice: &'static str,
+}
+
+/// How far to look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// A message that waits longer counts as stuck.
+    pub patience: Duration,
+    /// A participant without sign of life for this long is gone.
+    pub participant_timeout: Duration,
+    /// Most documents read per collection.
+    pub documents: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_secs(30),
+            participant_timeout: Duration::from_secs(65),
+            documents: 10_000,
+        }
+    }
+}
+
+/// What an examination found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Examination {
+    /// The layouts found in use.
+    pub layouts: Vec<Layout>,
+    /// The collections looked at.
+    pub collections: Vec<String>,
+    /// What was found, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+impl Examination {
+    /// The worst found.
+    pub fn worst(&self) -> Option<Severity> {
+        self.findings.iter().map(|finding| finding.severity).max()
+    }
+}
+
+/// Why a queue could not be examined.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExamineError {
+    /// The queue's name cannot be used.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The server refused, or could not be reached in time.
+    #[error(transparent)]
+    Backend(#[from] crate::backend::BackendError),
+}
+
+/// Examines a queue. Without a layout the one that its participants announce, or that its collections show.
+pub async fn examine(
+    backend: &dyn Backend,
+    queue: &str,
+    layout: Option<Layout>,
+    limits: Limits,
+) -> Result<Examination, ExamineError> {
+    let names = Names::new(Layout::Standard, queue)?;
+    let mut doctor =
+        Doctor { backend, limits, now: now_ms(), alive: BTreeSet::new(), found: Examination::default() };
+    let announced = doctor.participants(&names).await?;
+    let layouts = match layout {
+        Some(layout) => vec![layout],
+        None if !announced.is_empty() => announced,
+        None => doctor.layouts_by_collections(queue).await?,
+    };
+    for layout in &layouts {
+        doctor.layout(&Names::new(*layout, queue)?).await?;
+    }
+    doctor.found.layouts = layouts;
+    doctor.found.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Ok(doctor.found)
+}
+
+struct Doctor<'a> {
+    backend: &'a dyn Backend,
+    limits: Limits,
+    now: i64,
+    /// Ids of the participants that are there.
+    alive: BTreeSet<String>,
+    found: Examination,
+}
+
+impl Doctor<'_> {
+    fn find(&mut self, severity: Severity, check: Check, text: impl Into<String>, advice: &'static str) {
+        self.found.findings.push(Finding { severity, check, text: text.into(), advice });
+    }
+
+    /// The layouts announced by participants that are there.
+    async fn participants(&mut self, names: &Names) -> BackendResult<Vec<Layout>> {
+        let found = self.backend.find(&names.participants(), Find::default()).await?;
+        let all: Vec<Participant> = found.iter().filter_map(Participant::from_document).collect();
+        let timeout = millis(self.limits.participant_timeout);
+        let (fresh, stale): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|one| one.is_fresh(self.now, timeout));
+        let mut by_implementation: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for one in &fresh {
+            by_implementation.entry(one.implementation.to_string()).or_default().push(&one.id);
+        }
+        if by_implementation.len() > 1 {
+            let list = by_implementation.iter().map(|(name, ids)| format!("{name} ({})", list(ids.iter())));
+            let text = format!(
+                "nodes of different layouts share the queue: {}",
+                list.collect::<Vec<_>>().join("; ")
+            );
+            let advice = "they do not hear each other; run one layout on all nodes of the queue";
+            self.find(Severity::Problem, Check::Participants, text, advice);
+        }
+        if fresh.is_empty() {
+            let advice = "start the nodes; nodes older than Morphium 6.3.1, and those that ignore the \
+                          implementation check, do not announce themselves";
+            self.find(
+                Severity::Warning,
+                Check::Participants,
+                "no node announces itself on this queue",
+                advice,
+            );
+        }
+        if !stale.is_empty() {
+            let ids = list(stale.iter().map(|one| one.id.as_str()));
+            let text = format!("announced, but without sign of life: {ids}");
+            let advice = "they died or lost the network; other nodes remove the announcement in time";
+            self.find(Severity::Note, Check::Participants, text, advice);
+        }
+        let layout = |one: &Participant| match one.implementation {
+            Implementation::Known(layout) => Some(layout),
+            Implementation::Unknown(_) => None,
+        };
+        let mut layouts: Vec<Layout> = Vec::new();
+        for found in fresh.iter().filter_map(layout) {
+            if !layouts.contains(&found) {
+                layouts.push(found);
+            }
+        }
+        self.alive = fresh.into_iter().map(|one| one.id).collect();
+        Ok(layouts)
+    }
+
+    /// All queues of a database share the collections of directed messages: their nodes are recipients, too.
+    async fn neighbours(&mut self) -> BackendResult<()> {
+        let timeout = millis(self.limits.participant_timeout);
+        for collection in self.backend.collections("").await? {
+            if collection.ends_with("_participants") {
+                let found = self.backend.find(&collection, Find::default()).await?;
+                let all = found.iter().filter_map(Participant::from_document);
+                self.alive.extend(all.filter(|one| one.is_fresh(self.now, timeout)).map(|one| one.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// The layouts whose collections exist.
+    async fn layouts_by_collections(&mut self, queue: &str) -> Result<Vec<Layout>, ExamineError> {
+        let dual = Names::new(Layout::DualChannel, queue)?;
+        let multi = Names::new(Layout::MultiCollection, queue)?;
+        let mut layouts = Vec::new();
+        if self.backend.collections(&dual.base()).await?.contains(&dual.base()) {
+            // What a Standard queue has, a DualChannel queue has, too.
+            let mailboxes = self.backend.collections(&dual.directed_prefix().unwrap_or_default()).await?;
+            layouts.push(if mailboxes.is_empty() { Layout::Standard } else { Layout::DualChannel });
+        }
+        if !self.topics(&multi).await?.is_empty() {
+            layouts.push(Layout::MultiCollection);
+        }
+        if layouts.is_empty() {
+            let advice = "nothing was ever sent here, or the name of the queue or database is another";
+            self.find(Severity::Note, Check::PilingTopics, "the queue has no collections", advice);
+        }
+        Ok(layouts)
+    }
+
+    /// The collections that hold messages of the queue.
+    async fn message_collections(&self, names: &Names) -> BackendResult<Vec<String>> {
+        let mut all = if names.layout() == Layout::MultiCollection {
+            self.topics(names).await?
+        } else {
+            let base = names.base();
+            self.backend.collections(&base).await?.into_iter().filter(|name| *name == base).collect()
+        };
+        if let Some(prefix) = names.directed_prefix() {
+            all.extend(self.backend.collections(&prefix).await?);
+        }
+        Ok(all)
+    }
+
+    /// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the
+    /// other layouts.
+    async fn topics(&self, names: &Names) -> BackendResult<Vec<String>> {
+        let mut all = self.backend.collections(&names.broadcast("")).await?;
+        let locks = names.locks("");
+        let (one_lock, mailboxes) = (format!("{}_lck", names.base()), format!("{}_dm_", names.base()));
+        all.retain(|name| {
+            let is_lock = name.starts_with(&locks) || *name == one_lock;
+            !is_lock && !name.starts_with(&mailboxes) && !name.ends_with("_participants")
+        });
+        Ok(all)
+    }
+
+    async fn layout(&mut self, names: &Names) -> BackendResult<()> {
+        if names.layout() == Layout::MultiCollection {
+            self.neighbours().await?;
+        }
+        self.change_streams(names).await;
+        for collection in self.message_collections(names).await? {
+            self.messages(&collection, names).await?;
+        }
+        for collection in self.backend.collections(&names.locks("")).await? {
+            self.locks(&collection, names).await?;
+        }
+        Ok(())
+    }
+
+    async fn change_streams(&mut self, names: &Names) {
+        let base = names.base();
+        let scope = match names.layout() {
+            Layout::MultiCollection => Scope::Database,
+            Layout::Standard | Layout::DualChannel => Scope::Collection(&base),
+        };
+        let watch = Watch { pipeline: Vec::new(), resume_after: None, max_await: STREAM_WAIT };
+        if let Err(error) = self.backend.watch(scope, watch).await {
+            let advice = "nodes must poll (useChangeStream false), or the server must be a replica set, and the \
+                          user allowed to open change streams";
+            self.find(Severity::Problem, Check::ChangeStreams, format!("no change stream: {error}"), advice);
+        }
+    }
+
+    async fn messages(&mut self, collection: &str, names: &Names) -> BackendResult<()> {
+        self.found.collections.push(collection.to_owned());
+        self.indexes(collection, message_indexes()).await?;
+        let find = Find {
+            sort: Some(doc! { "timestamp": 1 }),
+            projection: Some(doc! { "msg": 0, "value": 0, "map_value": 0, "additional": 0 }),
+            limit: self.limits.documents,
+            ..Find::default()
+        };
+        let documents = self.backend.find(collection, find).await?;
+        self.cut(collection, documents.len());
+        let mut heap = Heap::default();
+        for document in documents {
+            self.message(document, &mut heap);
+        }
+        heap.report(self, collection, names);
+        Ok(())
+    }
+
+    fn cut(&mut self, collection: &str, read: usize) {
+        if read >= self.limits.documents {
+            let text = format!("{collection} holds {read} documents or more; only so many were looked at");
+            let advice = "a queue is short when its messages are taken or expire; look at the other findings";
+            self.find(Severity::Warning, Check::PilingTopics, text, advice);
+        }
+    }
+
+    fn message(&self, document: Document, heap: &mut Heap) {
+        let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+        if !matches!(id, Bson::ObjectId(_)) {
+            heap.odd_ids += 1;
+        }
+        let message = match Message::from_document(document) {
+            Ok(message) => message,
+            Err(error) => {
+                heap.unreadable += 1;
+                heap.unreadable_why.get_or_insert(error);
+                return;
+            }
+        };
+        if message.delete_at.is_some_and(|at| at + EXPIRY_MS < self.now) {
+            heap.overdue += 1;
+            return;
+        }
+        let age = self.now.saturating_sub(message.timestamp);
+        let stuck = age > millis(self.limits.patience) && !message.is_expired(self.now);
+        if !stuck || !message.processed_by.is_empty() {
+            return;
+        }
+        if message.is_answer() {
+            heap.answers += 1;
+        } else if message.is_broadcast() {
+            let pile = heap.piles.entry(message.topic.clone()).or_default();
+            pile.count += 1;
+            pile.oldest_ms = pile.oldest_ms.max(age);
+            pile.exclusive += u64::from(message.exclusive);
+        } else {
+            let missing = message.recipients.iter().filter(|id| !self.alive.contains(*id));
+            let present = message.recipients.iter().filter(|id| self.alive.contains(*id));
+            for id in missing {
+                *heap.missing.entry(id.clone()).or_default() += 1;
+            }
+            for _ in present {
+                let pile = heap.piles.entry(message.topic.clone()).or_default();
+                pile.count += 1;
+                pile.oldest_ms = pile.oldest_ms.max(age);
+            }
+        }
+    }
+
+    async fn indexes(&mut self, collection: &str, wanted: Vec<IndexDefinition>) -> BackendResult<()> {
+        let existing = self.backend.indexes(collection).await?;
+        let missing: Vec<_> =
+            wanted.iter().filter(|index| !existing.iter().any(|one| index.is_served_by(one))).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let expires = missing.iter().any(|index| index.expire_after_seconds.is_some());
+        let text = format!("{collection} lacks the indexes {}", list(missing.iter().map(|index| index.name)));
+        if expires {
+            let advice = "without delete_at_1 nothing expires; a node that listens there makes the indexes at its start";
+            self.find(Severity::Problem, Check::Indexes, text, advice);
+        } else {
+            let advice =
+                "polls read the whole collection; a node that listens there makes the indexes at its start";
+            self.find(Severity::Warning, Check::Indexes, text, advice);
+        }
+        Ok(())
+    }
+
+    async fn locks(&mut self, collection: &str, names: &Names) -> BackendResult<()> {
+        self.found.collections.push(collection.to_owned());
+        // Java nodes make no indexes for the locks of this layout.
+        let java_makes_none = names.layout() == Layout::MultiCollection;
+        if !java_makes_none || !self.backend.indexes(collection).await?.is_empty() {
+            self.indexes(collection, lock_indexes()).await?;
+        }
+        let find = Find { limit: self.limits.documents, ..Find::default() };
+        let documents = self.backend.find(collection, find).await?;
+        self.cut(collection, documents.len());
+        let (mut overdue, mut eternal, mut orphaned) = (0_u64, 0_u64, BTreeMap::<String, u64>::new());
+        for lock in documents.iter().filter_map(Lock::from_document) {
+            match lock.delete_at {
+                Some(at) if at + EXPIRY_MS < self.now => overdue += 1,
+                None => eternal += 1,
+                Some(_) => {}
+            }
+            if !self.alive.contains(&lock.lock_id) {
+                *orphaned.entry(lock.lock_id).or_default() += 1;
+            }
+        }
+        if overdue > 0 {
+            let text = format!("{collection} holds {overdue} locks that should have expired");
+            let advice =
+                "the server's expiry does not run, or the index delete_at_1 is missing; delete the locks";
+            self.find(Severity::Problem, Check::Locks, text, advice);
+        }
+        if eternal > 0 {
+            let text = format!("{collection} holds {eternal} locks that never expire");
+            let advice = "if their messages are not being processed, delete the locks";
+            self.find(Severity::Warning, Check::Locks, text, advice);
+        }
+        if !orphaned.is_empty() {
+            let text =
+                format!("{collection} holds locks of nodes that are not there: {}", Counted(&orphaned));
+            let advice = "a node that died keeps its messages until its locks expire; delete them to have the \
+                          messages processed now";
+            self.find(Severity::Warning, Check::Locks, text, advice);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Pile {
+    count: u64,
+    exclusive: u64,
+    oldest_ms: i64,
+}
+
+/// What one collection's documents add up to.
+#[derive(Default)]
+struct Heap {
+    piles: BTreeMap<String, Pile>,
+    missing: BTreeMap<String, u64>,
+    answers: u64,
+    overdue: u64,
+    unreadable: u64,
+    unreadable_why: Option<DecodeError>,
+    odd_ids: u64,
+}
+
+impl Heap {
+    fn report(self, doctor: &mut Doctor<'_>, collection: &str, names: &Names) {
+        for (topic, pile) in &self.piles {
+            let (count, seconds) = (pile.count, pile.oldest_ms / 1000);
+            let kind = if pile.exclusive > 0 {
+                format!(", {} of them exclusive", pile.exclusive)
+            } else {
+                String::new()
+            };
+            let text = format!(
+                "topic {topic}: {count} messages wait in {collection}{kind}, the oldest for {seconds} s"
+            );
+            let advice = "no node listens to the topic, its listeners fail, or its nodes hang: ask them with \
+                          `rockdove request morphium.status_info --count 0 --timeout 2s`";
+            doctor.find(Severity::Problem, Check::PilingTopics, text, advice);
+        }
+        if !self.missing.is_empty() {
+            let text = format!(
+                "{collection} holds messages for nodes that are not there: {}",
+                Counted(&self.missing)
+            );
+            let advice = "sender ids are matched exactly, and a random one changes with each start; such messages expire";
+            doctor.find(Severity::Problem, Check::Recipients, text, advice);
+        }
+        if self.answers > 0 {
+            let text = format!("{collection} holds {} answers that nobody took", self.answers);
+            let advice = match names.layout() {
+                Layout::Standard => "their requesters had given up, are gone, or use another layout",
+                _ => "their requesters had given up, or are gone",
+            };
+            doctor.find(Severity::Warning, Check::Answers, text, advice);
+        }
+        if self.overdue > 0 {
+            let text = format!("{collection} holds {} messages that should have expired", self.overdue);
+            let advice = "the index delete_at_1 is missing, or the server's expiry does not run";
+            doctor.find(Severity::Problem, Check::Expiry, text, advice);
+        }
+        if let Some(why) = self.unreadable_why {
+            let text =
+                format!("{collection} holds {} documents that are no messages: {why}", self.unreadable);
+            doctor.find(
+                Severity::Problem,
+                Check::Documents,
+                text,
+                "find out who writes them, and delete them",
+            );
+        }
+        if self.odd_ids > 0 {
+            let text = format!("{collection} holds {} messages whose _id is no ObjectId", self.odd_ids);
+            let advice = "one of them makes every poll of a Java node fail; delete them";
+            doctor.find(Severity::Problem, Check::Documents, text, advice);
+        }
+    }
+}
+
+/// At most ten names.
+fn list<'a>(names: impl Iterator<Item = impl AsRef<str> + 'a>) -> String {
+    let mut names: Vec<_> = names.map(|name| name.as_ref().to_owned()).collect();
+    let more = names.len().saturating_sub(10);
+    names.truncate(10);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", names.join(", "))
+}
+
+struct Counted<'a>(&'a BTreeMap<String, u64>);
+
+impl fmt::Display for Counted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&list(self.0.iter().map(|(name, count)| format!("{name} ({count})"))))
+    }
+}

@@ -1,0 +1,529 @@
+//! Taking a queue from the Standard layout to another one.
+//!
+//! Two ways. *Drain*: no node runs; everything that waits is moved, then the nodes start with the new layout.
+//! *Bridge*: nodes change over one by one, and messages follow them:
+//!
+//! ```text
+//!  Standard queue                                     MultiCollection queue
+//!    broadcast ──────────── copied, marks too ───────► collection of its topic
+//!    exclusive ──────────── moved, once listened to ─► collection of its topic
+//!    directed, recipient changed over ── moved ──────► its own collection
+//!    directed, recipient not ◄────────── moved ─────── its own collection
+//! ```
+//!
+//! In the DualChannel layout broadcasts stay where they are and its nodes read what Standard nodes direct to them;
+//! only the answers to Standard nodes are moved.
+//!
+//! Each step can be repeated, so a migration that was killed goes on where it was. An exclusive message is claimed as
+//! by a node, copied parked (with a mark of the migration, which keeps consumers away), deleted at its origin, and
+//! only then un-parked: at no moment can two nodes take it, and at no moment is it nowhere. Other messages are copied,
+//! then settled at their origin. Should the migration be killed between those two, and the copy be processed and
+//! removed at once, it is copied again when the migration goes on.
+//!
+//! Order is kept per topic and priority. What is not safe to move stays and is counted: documents that are no
+//! messages, exclusive messages for several recipients (one of them would process it before, each of them after), and
+//! ids without collection.
+
+use crate::backend::{Backend, BackendError, BackendErrorKind, BackendResult, Durability, Find, Updated};
+use crate::bus::Bus;
+use crate::error::ConnectError;
+use crate::node::{CALL_RETRIES, Node, millis, now_ms};
+use bson::{Bson, DateTime, Document, doc};
+use rockdove_messages::{
+    ImplementationCheck, Layout, Lock, Message, MessageId, NameError, Names, Participant, Settings, filter,
+    lock_expiry,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The node id of a migration, and the key of the lock that keeps a second one away.
+pub const MIGRATION_ID: &str = "rockdove-migration";
+/// That lock's life; each pass prolongs it.
+const GUARD_MS: i64 = 60_000;
+/// Documents read at a time, and in one pass.
+const PAGE: usize = 500;
+const PASS_MAX: usize = 10_000;
+/// Copied broadcasts whose marks are followed.
+const FOLLOWED_MAX: usize = 10_000;
+/// A bridge is over after this many passes without Standard nodes and without anything to do.
+const QUIET_PASSES: u32 = 20;
+
+/// How to migrate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// All at once, while no node runs.
+    Drain,
+    /// Message by message, while nodes change over.
+    Bridge,
+}
+
+/// Why a migration cannot begin or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigrateError {
+    /// There is no way to that layout.
+    #[error("a queue can be migrated to multi-collection or dual-channel, not to standard")]
+    Target,
+    /// There is nothing to move all at once.
+    #[error(
+        "broadcasts stay where they are in the dual-channel layout: stop the nodes, start them with the new layout"
+    )]
+    NothingToDrain,
+    /// A drain while nodes run.
+    #[error("nodes of the old layout are running: {0}; stop them, or use the bridge")]
+    NodesRun(String),
+    /// Another migration of this queue runs.
+    #[error("another migration of this queue is running, or was killed less than a minute ago")]
+    Running,
+    /// The queue's name cannot be used.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The bus to the new layout could not be opened.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The server refused, or could not be reached in time.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Where a migration stands.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Messages moved to the new layout so far.
+    pub moved: u64,
+    /// Broadcasts copied to it so far.
+    pub copied: u64,
+    /// Directed messages moved back to nodes that have not changed over.
+    pub returned: u64,
+    /// Messages that wait at their origin for somebody to take them, here or there.
+    pub waiting: u64,
+    /// Messages that are not safe to move, and documents that are no messages.
+    pub left: u64,
+    /// Running nodes of the old layout.
+    pub old_nodes: Vec<String>,
+    /// Running nodes of the new layout.
+    pub new_nodes: Vec<String>,
+    /// Nothing remains to be done.
+    pub done: bool,
+}
+
+/// A migration under way.
+pub struct Migration {
+    bus: Bus,
+    from: Names,
+    mode: Mode,
+    /// Tells this run from others in the lock.
+    run: String,
+    progress: Progress,
+    /// Marks of copied broadcasts, as far as they are copied, too.
+    followed: HashMap<MessageId, usize>,
+    quiet: u32,
+}
+
+impl Migration {
+    /// Checks that it is safe, and takes up what an earlier run left half done.
+    pub async fn start(
+        backend: Arc<dyn Backend>,
+        queue: &str,
+        to: Layout,
+        mode: Mode,
+    ) -> Result<Self, MigrateError> {
+        match (to, mode) {
+            (Layout::Standard, _) => return Err(MigrateError::Target),
+            (Layout::DualChannel, Mode::Drain) => return Err(MigrateError::NothingToDrain),
+            _ => {}
+        }
+        let from = Names::new(Layout::Standard, queue)?;
+        let settings = Settings {
+            layout: to,
+            queue: queue.to_owned(),
+            sender_id: Some(MIGRATION_ID.to_owned()),
+            implementation_check: ImplementationCheck::Ignore,
+            status_info: false,
+            registry: true,
+            sweep_orphans: false,
+            heartbeat_interval: Duration::from_secs(1),
+            participant_timeout: Duration::from_secs(10),
+            ..Settings::default()
+        };
+        let builder = Bus::with_backend(backend).settings(settings);
+        let builder = if mode == Mode::Drain { builder.send_only() } else { builder };
+        let bus = builder.connect().await?;
+        let mut migration = Self {
+            bus,
+            from,
+            mode,
+            run: uuid::Uuid::new_v4().to_string(),
+            progress: Progress::default(),
+            followed: HashMap::new(),
+            quiet: 0,
+        };
+        match migration.prepare().await {
+            Ok(()) => Ok(migration),
+            Err(error) => {
+                migration.bus.shutdown().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn prepare(&mut self) -> Result<(), MigrateError> {
+        self.look_around().await?;
+        if self.mode == Mode::Drain && !self.progress.old_nodes.is_empty() {
+            return Err(MigrateError::NodesRun(self.progress.old_nodes.join(", ")));
+        }
+        self.guard().await?;
+        if self.bus.settings().layout == Layout::MultiCollection {
+            self.resume().await?;
+        }
+        Ok(())
+    }
+
+    /// Where it stands.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Moves what can be moved now. Dropping the future in mid-work is safe.
+    pub async fn pass(&mut self) -> Result<&Progress, MigrateError> {
+        self.guard().await?;
+        self.look_around().await?;
+        if self.mode == Mode::Drain && !self.progress.old_nodes.is_empty() {
+            return Err(MigrateError::NodesRun(self.progress.old_nodes.join(", ")));
+        }
+        let before = (self.progress.moved, self.progress.copied, self.progress.returned);
+        (self.progress.waiting, self.progress.left) = (0, 0);
+        if self.bus.settings().layout == Layout::MultiCollection {
+            self.forward().await?;
+            if self.mode == Mode::Bridge {
+                self.follow_marks().await?;
+            }
+        }
+        if self.mode == Mode::Bridge {
+            self.give_back().await?;
+        }
+        let busy = before != (self.progress.moved, self.progress.copied, self.progress.returned);
+        self.progress.done = match self.mode {
+            Mode::Drain => !busy && self.progress.waiting == 0,
+            Mode::Bridge => {
+                let over = !busy && self.progress.old_nodes.is_empty() && self.progress.waiting == 0;
+                self.quiet = if over { self.quiet + 1 } else { 0 };
+                self.quiet >= QUIET_PASSES
+            }
+        };
+        Ok(&self.progress)
+    }
+
+    /// Ends it: another run may go on.
+    pub async fn stop(self) {
+        let own = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
+        if let Err(error) = self.node().backend.delete(&self.from.locks(""), own).await {
+            tracing::warn!(%error, "the migration's lock was not released; it expires within a minute");
+        }
+        self.bus.shutdown().await;
+    }
+
+    fn node(&self) -> &Arc<Node> {
+        self.bus.node()
+    }
+
+    /// Takes or prolongs the lock that keeps other migrations of the queue away.
+    async fn guard(&self) -> Result<(), MigrateError> {
+        let (node, locks) = (self.node(), self.from.locks(""));
+        let until = DateTime::from_millis(now_ms() + GUARD_MS);
+        let ours = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
+        let set = doc! { "$set": { "lock_id": &self.run, "delete_at": until } };
+        let stale = doc! { "_id": MIGRATION_ID, "delete_at": { "$lt": DateTime::from_millis(now_ms()) } };
+        for filter in [ours.clone(), stale] {
+            let update = || node.backend.update_one(&locks, filter.clone(), set.clone(), false);
+            if node.retry(CALL_RETRIES, update).await?.matched > 0 {
+                return Ok(());
+            }
+        }
+        let mut lock = ours;
+        lock.insert("delete_at", until);
+        if self.insert(&locks, lock).await? { Ok(()) } else { Err(MigrateError::Running) }
+    }
+
+    /// Who runs.
+    async fn look_around(&mut self) -> BackendResult<()> {
+        let node = self.bus.node();
+        let found = node.backend.find(&self.from.participants(), Find::default()).await?;
+        let timeout = millis(Settings::default().participant_timeout);
+        let fresh: Vec<_> = found
+            .iter()
+            .filter_map(Participant::from_document)
+            .filter(|one| one.is_fresh(now_ms(), timeout))
+            .collect();
+        let of = |layout: Layout| -> Vec<String> {
+            let same = fresh.iter().filter(|one| one.implementation.to_string() == layout.implementation());
+            same.map(|one| one.id.clone()).collect()
+        };
+        (self.progress.old_nodes, self.progress.new_nodes) = (of(Layout::Standard), of(node.names.layout()));
+        Ok(())
+    }
+
+    /// Un-parks what an earlier run had deleted at its origin but not yet un-parked, and drops its locks: marks
+    /// protect what it had begun.
+    async fn resume(&self) -> BackendResult<()> {
+        let node = self.node();
+        node.backend.delete(&self.from.locks(""), doc! { "lock_id": MIGRATION_ID }).await?;
+        let parked = doc! { "exclusive": true, "processed_by": MIGRATION_ID };
+        let origin = self.from.base();
+        for collection in node.backend.collections(&node.names.broadcast("")).await? {
+            let find =
+                Find { filter: parked.clone(), projection: Some(doc! { "_id": 1 }), ..Find::default() };
+            for found in node.backend.find(&collection, find).await? {
+                let Some(id) = found.get("_id").and_then(MessageId::from_bson) else { continue };
+                let still = Find { filter: filter::by_id(&id), limit: 1, ..Find::default() };
+                if collection != origin && node.backend.find(&origin, still).await?.is_empty() {
+                    self.unpark(&collection, &id).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves and copies what is at the origin, in order.
+    async fn forward(&mut self) -> Result<(), MigrateError> {
+        let mut seen: Vec<Bson> = Vec::new();
+        while seen.len() < PASS_MAX {
+            let find = Find {
+                filter: doc! { "$and": [
+                    { "_id": { "$nin": &seen } },
+                    { "$or": [ { "exclusive": true }, { "processed_by": { "$ne": MIGRATION_ID } } ] },
+                ] },
+                sort: Some(filter::poll_sort()),
+                limit: PAGE,
+                ..Find::default()
+            };
+            let page = self.node().backend.find(&self.from.base(), find).await?;
+            let last = page.len() < PAGE;
+            for document in page {
+                seen.push(document.get("_id").cloned().unwrap_or(Bson::Null));
+                self.forward_one(document).await?;
+            }
+            if last {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn forward_one(&mut self, document: Document) -> Result<(), MigrateError> {
+        let Ok(message) = Message::from_document(document.clone()) else {
+            self.progress.left += 1;
+            return Ok(());
+        };
+        let Some(id) = message.id.clone() else { return Ok(()) };
+        if message.is_expired(now_ms()) {
+            return Ok(()); // its removal is left to the server
+        }
+        match (message.is_broadcast(), message.exclusive) {
+            (true, false) => self.forward_broadcast(&id, &message, document).await,
+            (true, true) => self.forward_exclusive(&id, &message, document).await,
+            (false, true) if message.recipients.len() > 1 => {
+                self.progress.left += u64::from(message.processed_by.is_empty());
+                Ok(())
+            }
+            (false, _) => self.forward_directed(&id, &message, document).await,
+        }
+    }
+
+    async fn forward_broadcast(
+        &mut self,
+        id: &MessageId,
+        message: &Message,
+        document: Document,
+    ) -> Result<(), MigrateError> {
+        let target = self.node().names.broadcast(&message.topic);
+        self.copy(&target, document).await?;
+        if self.mode == Mode::Drain {
+            self.delete(&self.from.base(), id).await?;
+            self.progress.moved += 1;
+        } else {
+            self.update(&self.from.base(), filter::by_id(id), filter::mark(MIGRATION_ID)).await?;
+            if self.followed.len() < FOLLOWED_MAX {
+                self.followed.insert(id.clone(), message.processed_by.len());
+            }
+            self.progress.copied += 1;
+        }
+        Ok(())
+    }
+
+    async fn forward_exclusive(
+        &mut self,
+        id: &MessageId,
+        message: &Message,
+        mut document: Document,
+    ) -> Result<(), MigrateError> {
+        let ours = message.processed_by == [MIGRATION_ID];
+        if !message.processed_by.is_empty() && !ours {
+            return Ok(()); // processed, or parked by others
+        }
+        let is_listened = || self.bus.known_nodes().iter().any(|node| node.topics.contains(&message.topic));
+        if !ours && self.mode == Mode::Bridge && !is_listened() {
+            self.progress.waiting += 1;
+            return Ok(());
+        }
+        if !self.claim(id, message).await? {
+            self.progress.waiting += 1;
+            return Ok(());
+        }
+        let origin = self.from.base();
+        let marked = self.update(&origin, filter::unmarked(id), filter::mark(MIGRATION_ID)).await?;
+        if ours || marked.matched > 0 {
+            let target = self.node().names.broadcast(&message.topic);
+            document.insert("processed_by", vec![MIGRATION_ID]);
+            self.copy(&target, document).await?;
+            self.delete(&origin, id).await?;
+            self.unpark(&target, id).await?;
+            self.progress.moved += 1;
+        }
+        let own = filter::own_lock(id, MIGRATION_ID);
+        let locks = self.from.locks("");
+        self.node().retry(CALL_RETRIES, || self.node().backend.delete(&locks, own.clone())).await?;
+        Ok(())
+    }
+
+    async fn forward_directed(
+        &mut self,
+        id: &MessageId,
+        message: &Message,
+        document: Document,
+    ) -> Result<(), MigrateError> {
+        let (mut open, mut unmappable) = (0, 0);
+        for recipient in message.recipients.iter().filter(|id| !message.is_processed_by(id)) {
+            let Ok(target) = self.node().names.directed(recipient) else {
+                unmappable += 1;
+                continue;
+            };
+            let is_in = |nodes: &[String]| nodes.contains(recipient);
+            let changed = is_in(&self.progress.new_nodes) && !is_in(&self.progress.old_nodes);
+            if self.mode == Mode::Bridge && !changed {
+                open += 1;
+                continue;
+            }
+            let mut copy = document.clone();
+            copy.insert("recipients", vec![recipient]);
+            copy.insert("processed_by", Bson::Array(Vec::new()));
+            self.copy(&target, copy).await?;
+            self.update(&self.from.base(), filter::by_id(id), filter::mark(recipient)).await?;
+            self.progress.moved += 1;
+        }
+        if self.mode == Mode::Drain && unmappable == 0 {
+            self.delete(&self.from.base(), id).await?;
+        }
+        self.progress.waiting += u64::from(open > 0);
+        self.progress.left += u64::from(unmappable > 0);
+        Ok(())
+    }
+
+    /// A node that changes over has marked broadcasts in the old layout: their copies are marked, too.
+    async fn follow_marks(&mut self) -> BackendResult<()> {
+        let ids: Vec<Bson> = self.followed.keys().map(MessageId::to_bson).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let find = Find {
+            filter: doc! { "_id": { "$in": ids } },
+            projection: Some(doc! { "topic": 1, "name": 1, "processed_by": 1 }),
+            ..Find::default()
+        };
+        let found = self.node().backend.find(&self.from.base(), find).await?;
+        let mut still = HashMap::new();
+        for message in found.into_iter().filter_map(|document| Message::from_document(document).ok()) {
+            let Some(id) = message.id.clone() else { continue };
+            let marks: Vec<_> = message.processed_by.iter().filter(|node| *node != MIGRATION_ID).collect();
+            if self.followed.get(&id).is_none_or(|known| *known < marks.len()) {
+                let target = self.node().names.broadcast(&message.topic);
+                for node in &marks {
+                    self.update(&target, filter::by_id(&id), filter::mark(node)).await?;
+                }
+            }
+            still.insert(id, marks.len());
+        }
+        self.followed = still; // what has expired is followed no more
+        Ok(())
+    }
+
+    /// Moves what was directed to a node that has not changed over to where it reads.
+    async fn give_back(&mut self) -> BackendResult<()> {
+        let names = self.node().names.clone();
+        let remaining: BTreeSet<_> = self
+            .progress
+            .old_nodes
+            .iter()
+            .filter(|id| !self.progress.new_nodes.contains(id))
+            .cloned()
+            .collect();
+        let mut mailboxes: BTreeMap<String, Vec<&String>> = BTreeMap::new();
+        for id in &remaining {
+            if let Ok(mailbox) = names.directed(id) {
+                mailboxes.entry(mailbox).or_default().push(id);
+            }
+        }
+        for (mailbox, ids) in mailboxes {
+            let find = Find {
+                filter: doc! { "recipients": { "$in": &ids }, "processed_by.0": { "$exists": false } },
+                sort: Some(filter::poll_sort()),
+                limit: PAGE,
+                ..Find::default()
+            };
+            for document in self.node().backend.find(&mailbox, find).await? {
+                let Some(id) = document.get("_id").and_then(MessageId::from_bson) else { continue };
+                self.insert(&self.from.base(), document).await?;
+                self.delete(&mailbox, &id).await?;
+                self.progress.returned += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks an exclusive message at its origin. A lock of an earlier run is ours.
+    async fn claim(&self, id: &MessageId, message: &Message) -> BackendResult<bool> {
+        let delete_at = Some(lock_expiry(Layout::Standard, message, now_ms()));
+        let lock = Lock { id: id.clone(), delete_at, lock_id: MIGRATION_ID.to_owned() };
+        let locks = self.from.locks("");
+        if self.insert(&locks, lock.to_document()).await? {
+            return Ok(true);
+        }
+        let find = Find { filter: filter::own_lock(id, MIGRATION_ID), limit: 1, ..Find::default() };
+        Ok(!self.node().backend.find(&locks, find).await?.is_empty())
+    }
+
+    /// Inserts a copy, whose collection gets its indexes.
+    async fn copy(&self, target: &str, document: Document) -> BackendResult<()> {
+        self.insert(target, document).await?; // if it is there, an earlier run copied it
+        self.node().index_messages(target).await;
+        Ok(())
+    }
+
+    /// False when a document with this id exists.
+    async fn insert(&self, target: &str, document: Document) -> BackendResult<bool> {
+        let node = self.node();
+        let insert = || node.backend.insert(target, vec![document.clone()], Durability::Majority);
+        match node.retry(CALL_RETRIES, insert).await?.into_iter().next() {
+            None => Ok(true),
+            Some(failure) if failure.error.kind() == BackendErrorKind::DuplicateKey => Ok(false),
+            Some(failure) => Err(failure.error),
+        }
+    }
+
+    async fn unpark(&self, target: &str, id: &MessageId) -> BackendResult<()> {
+        let parked = doc! { "_id": id.to_bson(), "processed_by": MIGRATION_ID };
+        self.update(target, parked, filter::unmark(MIGRATION_ID)).await.map(drop)
+    }
+
+    async fn update(&self, target: &str, filter: Document, update: Document) -> BackendResult<Updated> {
+        let node = self.node();
+        let call = || node.backend.update_one(target, filter.clone(), update.clone(), false);
+        node.retry(CALL_RETRIES, call).await
+    }
+
+    async fn delete(&self, target: &str, id: &MessageId) -> BackendResult<u64> {
+        let node = self.node();
+        node.retry(CALL_RETRIES, || node.backend.delete(target, filter::by_id(id))).await
+    }
+}

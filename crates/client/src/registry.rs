@@ -1,0 +1,245 @@
+//! What other nodes are there, and what they listen to: learnt by asking, kept in memory only.
+//!
+//! A broadcast on the status topic asks; each node's status answer names its topics. A node is active while it
+//! answered lately and listens to something. A sender may have its messages checked against this knowledge; what it
+//! does not know makes it ask at once.
+//!
+//! Answers and messages to oneself are not checked: whoever asked was there a moment ago, although a node without
+//! status listener never shows up here.
+
+use crate::bus::Bus;
+use crate::error::SendError;
+use crate::mailbox;
+use crate::node::Node;
+use crate::phase::Phase;
+use parking_lot::Mutex;
+use rockdove_messages::status::{DISCOVERY_TEXT, DISCOVERY_VALUE, listened_topics};
+use rockdove_messages::{Message, RegistryCheck, SELF};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+
+/// Most participants known, and most topics of one; answers beyond are not noted.
+const PARTICIPANTS_MAX: usize = 10_000;
+const TOPICS_MAX: usize = 10_000;
+/// A check that fails so soon after another waits no more: a bulk would wait for each of its messages.
+const NO_NEWS: Duration = Duration::from_secs(1);
+/// After the first news, a failed check waits this long for more.
+const SETTLE: Duration = Duration::from_millis(250);
+
+/// A node as the registry knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KnownNode {
+    /// Its sender id.
+    pub id: String,
+    /// The topics it listens to.
+    pub topics: BTreeSet<String>,
+    /// How long ago it answered.
+    pub seen: Duration,
+}
+
+struct Entry {
+    topics: BTreeSet<String>,
+    seen: Instant,
+}
+
+/// The knowledge of one bus.
+pub(crate) struct Registry {
+    timeout: Duration,
+    nodes: Mutex<BTreeMap<String, Entry>>,
+    /// Counts the answers.
+    news: watch::Sender<u64>,
+    /// Somebody wants to know now.
+    wanted: Notify,
+    /// When somebody last waited for news in vain.
+    in_vain: Mutex<Option<Instant>>,
+}
+
+impl Registry {
+    pub(crate) fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            nodes: Mutex::default(),
+            news: watch::Sender::default(),
+            wanted: Notify::new(),
+            in_vain: Mutex::default(),
+        }
+    }
+
+    /// Notes a status answer. One without topics takes its node out.
+    pub(crate) fn note(&self, answer: &Message) {
+        let Some(topics) = answer.map_value.as_ref().and_then(listened_topics) else { return };
+        {
+            let mut nodes = self.nodes.lock();
+            let topics: BTreeSet<_> = topics.into_iter().take(TOPICS_MAX).collect();
+            if topics.is_empty() {
+                nodes.remove(&answer.sender);
+            } else if nodes.len() < PARTICIPANTS_MAX || nodes.contains_key(&answer.sender) {
+                nodes.insert(answer.sender.clone(), Entry { topics, seen: Instant::now() });
+            }
+        }
+        self.news.send_modify(|count| *count += 1);
+    }
+
+    /// Forgets who did not answer for too long.
+    fn prune(&self) {
+        self.nodes.lock().retain(|_, entry| entry.seen.elapsed() < self.timeout);
+    }
+
+    /// The active nodes' ids.
+    pub(crate) fn active(&self) -> Vec<String> {
+        self.known().into_iter().map(|node| node.id).collect()
+    }
+
+    /// The active nodes.
+    pub(crate) fn known(&self) -> Vec<KnownNode> {
+        self.prune();
+        let nodes = self.nodes.lock();
+        let known = |(id, entry): (&String, &Entry)| KnownNode {
+            id: id.clone(),
+            topics: entry.topics.clone(),
+            seen: entry.seen.elapsed(),
+        };
+        nodes.iter().map(known).collect()
+    }
+
+    fn is_listened(&self, topic: &str) -> bool {
+        let is_fresh = |entry: &&Entry| entry.seen.elapsed() < self.timeout;
+        self.nodes.lock().values().filter(is_fresh).any(|entry| entry.topics.contains(topic))
+    }
+
+    fn is_active(&self, id: &str) -> bool {
+        self.nodes.lock().get(id).is_some_and(|entry| entry.seen.elapsed() < self.timeout)
+    }
+}
+
+/// Asks at once, then periodically and whenever somebody wants to know; sweeps up after nodes that are gone.
+pub(crate) async fn discover(node: Arc<Node>) {
+    let bus = Bus::of(node.clone());
+    let interval = node.settings.heartbeat_interval;
+    loop {
+        let ask = Message::new(node.settings.status_info_topic.clone())
+            .msg(DISCOVERY_TEXT)
+            .value(DISCOVERY_VALUE)
+            .ttl(Duration::from_secs(30));
+        match bus.request_stream(ask, interval).await {
+            Ok(mut answers) => {
+                // The answers are noted where they arrive; here they are only taken, until it is time to ask again.
+                let take = async { while let Some(Ok(_)) = answers.next().await {} };
+                tokio::select! {
+                    () = take => {}
+                    () = node.registry.wanted.notified() => {}
+                }
+            }
+            Err(error) => {
+                tracing::warn!(node.me, %error, "the nodes of the queue were not asked; trying again");
+                if !node.life.sleep_unless(Phase::Draining, interval.min(Duration::from_secs(1))).await {
+                    return;
+                }
+            }
+        }
+        node.registry.prune();
+        if node.settings.sweep_orphans
+            && node.names.layout().has_directed_lane()
+            && let Err(error) = mailbox::sweep(&node).await
+        {
+            tracing::warn!(node.me, %error, "collections of nodes that are gone were not swept up");
+        }
+    }
+}
+
+/// Checks that somebody would receive the message, as the settings say.
+pub(crate) async fn check(node: &Node, message: &Message) -> Result<(), SendError> {
+    let settings = &node.settings;
+    let exempt = message.is_answer() || message.sender == SELF || message.topic == settings.status_info_topic;
+    if !settings.registry || node.send_only || exempt {
+        return Ok(());
+    }
+    if message.is_broadcast() {
+        let is_known = || node.registry.is_listened(&message.topic);
+        let refuse = || SendError::NoListener(message.topic.clone());
+        return settle(node, settings.registry_check_topics, is_known, refuse).await;
+    }
+    for recipient in message.recipients.iter().filter(|id| **id != node.me) {
+        let is_known = || node.registry.is_active(recipient);
+        let refuse = || SendError::NoRecipient(recipient.clone());
+        settle(node, settings.registry_check_recipients, is_known, refuse).await?;
+    }
+    Ok(())
+}
+
+async fn settle(
+    node: &Node,
+    check: RegistryCheck,
+    is_known: impl Fn() -> bool,
+    refuse: impl Fn() -> SendError,
+) -> Result<(), SendError> {
+    if check == RegistryCheck::Ignore || is_known() {
+        return Ok(());
+    }
+    let just_asked = node.registry.in_vain.lock().is_some_and(|at| at.elapsed() < NO_NEWS);
+    if !just_asked && waited_for(node, &is_known).await {
+        return Ok(());
+    }
+    let refusal = refuse();
+    if check == RegistryCheck::Throw {
+        return Err(refusal);
+    }
+    tracing::warn!(node.me, "{refusal}; it is sent nevertheless");
+    Ok(())
+}
+
+/// Asks, and waits until something is known or the news are over.
+async fn waited_for(node: &Node, is_known: &impl Fn() -> bool) -> bool {
+    let mut news = node.registry.news.subscribe();
+    node.registry.wanted.notify_one();
+    let mut deadline = tokio::time::Instant::now() + node.settings.heartbeat_interval;
+    let mut first = true;
+    // The sender of news lives in the registry, so only the time can end the wait.
+    while let Ok(Ok(())) = tokio::time::timeout_at(deadline, news.changed()).await {
+        if is_known() {
+            return true;
+        }
+        if std::mem::take(&mut first) {
+            deadline = deadline.min(tokio::time::Instant::now() + SETTLE);
+        }
+    }
+    *node.registry.in_vain.lock() = Some(Instant::now());
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rockdove_messages::status::{Level, Report, answer};
+
+    fn status(sender: &str, topics: &[&str]) -> Message {
+        let listeners = topics.iter().map(|topic| ((*topic).to_owned(), vec!["l".to_owned()])).collect();
+        let map = answer(Level::Messaging, &Report { listeners, ..Report::default() });
+        let mut message = Message::new("status").map_value(map);
+        message.sender = sender.to_owned();
+        message
+    }
+
+    #[test]
+    fn nodes_are_known_by_their_last_answer() {
+        let registry = Registry::new(Duration::from_secs(60));
+        registry.note(&status("n1", &["a", "b"]));
+        registry.note(&status("n2", &["c"]));
+        assert!(registry.is_listened("a") && registry.is_active("n2") && !registry.is_listened("d"));
+        registry.note(&status("n1", &["d"]));
+        assert!(!registry.is_listened("a") && registry.is_listened("d"));
+        registry.note(&status("n2", &[]));
+        assert_eq!(registry.active(), ["n1"]);
+        registry.note(&Message::new("status"));
+        assert_eq!(*registry.news.borrow(), 4, "an answer of another level is no news");
+    }
+
+    #[test]
+    fn silence_is_forgotten() {
+        let registry = Registry::new(Duration::ZERO);
+        registry.note(&status("n1", &["a"]));
+        assert!(!registry.is_active("n1") && !registry.is_listened("a") && registry.known().is_empty());
+    }
+}

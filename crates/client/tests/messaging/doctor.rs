@@ -1,0 +1,117 @@
+//! Each check of the doctor, on a queue that is well but for one thing.
+
+use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
+use bson::{Bson, DateTime, Document, doc};
+use rockdove::backend::BackendErrorKind;
+use rockdove::doctor::{Check, Limits, Severity, examine};
+use rockdove::{Layout, Message, MessageId};
+use std::time::Duration;
+
+fn now_ms() -> i64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+/// A message that was sent a minute ago and has an hour to live.
+fn old(more: Document) -> Document {
+    let at = now_ms() - 60_000;
+    let mut message = doc! {"_id": MessageId::generate().to_bson(), "topic": "t", "sender": "x", "recipients": null,
+    "processed_by": [], "timestamp": at, "ttl": 3_600_000_i64, "delete_at": DateTime::from_millis(at + 3_600_000)};
+    message.extend(more);
+    message
+}
+
+async fn findings(fake: &Fake) -> Vec<(Severity, Check, String)> {
+    let found = examine(fake, "", None, Limits::default()).await.unwrap();
+    assert_eq!(found.layouts, [fake.layout]);
+    found.findings.into_iter().map(|finding| (finding.severity, finding.check, finding.text)).collect()
+}
+
+/// A queue with one node `n1`, in order.
+async fn healthy(fake: &Fake) -> rockdove::Bus {
+    let bus = fake.connect("n1").await;
+    bus.subscribe("t", |_| async { Ok(()) }).await.unwrap();
+    in_time("ready", bus.ready()).await;
+    for collection in [fake.topic(), fake.names().directed("n1").unwrap(), fake.lock()] {
+        eventually("indexed", || fake.has_index(&collection, "delete_at_1")).await;
+    }
+    bus.pause("t");
+    bus
+}
+
+in_every_layout! {
+    async fn a_queue_in_order_has_no_findings(fake) {
+        let bus = healthy(&fake).await;
+        bus.publish(Message::new("t")).await.unwrap();
+        fake.store(&fake.topic(), old(doc! {"processed_by": ["n1"]}));
+        assert_eq!(findings(&fake).await, []);
+    }
+
+    async fn each_fault_is_found(fake) {
+        let gone = now_ms() - 600_000;
+        let locked = |until: Bson, owner: &str| doc! {"_id": MessageId::generate().to_bson(), "lock_id": owner, "delete_at": until};
+        let later = Bson::DateTime(DateTime::from_millis(now_ms() + 60_000));
+        let overdue = Bson::DateTime(DateTime::from_millis(gone));
+        let (topic, lock, nobody) = (fake.topic(), fake.lock(), fake.names().directed("nobody").unwrap());
+        let foreign = doc! {"_id": "java-1", "implementation": fake.foreign().implementation(), "last_seen": now_ms()};
+        for (check, severity, text, collection, document) in [
+            (Check::PilingTopics, Severity::Problem, "topic t: 1 messages wait", &topic, old(doc! {})),
+            (Check::PilingTopics, Severity::Problem, "1 of them exclusive", &topic, old(doc! {"exclusive": true})),
+            (Check::Recipients, Severity::Problem, "nobody (1)", &nobody, old(doc! {"recipients": ["nobody"]})),
+            (Check::Answers, Severity::Warning, "1 answers", &nobody,
+                old(doc! {"recipients": ["nobody"], "in_answer_to": MessageId::generate().to_bson()})),
+            (Check::Expiry, Severity::Problem, "1 messages that should have expired", &topic,
+                old(doc! {"timestamp": gone, "delete_at": overdue.clone()})),
+            (Check::Documents, Severity::Problem, "camelCase", &topic, old(doc! {"processedBy": []})),
+            (Check::Documents, Severity::Problem, "no ObjectId", &topic, old(doc! {"_id": "text", "processed_by": ["n1"]})),
+            (Check::Locks, Severity::Problem, "1 locks that should have expired", &lock, locked(overdue, "n1")),
+            (Check::Locks, Severity::Warning, "1 locks that never expire", &lock, locked(Bson::Null, "n1")),
+            (Check::Locks, Severity::Warning, "not there: ghost (1)", &lock, locked(later, "ghost")),
+            (Check::Participants, Severity::Note, "without sign of life: dead", &"msg_participants".to_owned(),
+                doc! {"_id": "dead", "implementation": fake.layout.implementation(), "last_seen": gone}),
+        ] {
+            let fake = fake.another();
+            let bus = healthy(&fake).await;
+            if fake.layout != Layout::Standard {
+                for index in fake.specs("msg_dm_n1").into_iter().chain(fake.specs("dm_n1")) {
+                    fake.store_index(&nobody, index);
+                }
+            }
+            fake.store(collection, document);
+            let found = findings(&fake).await;
+            assert!(
+                matches!(&found[..], [(severe, by, said)] if (*severe, *by) == (severity, check) && said.contains(text)),
+                "{text}: {found:?}"
+            );
+            bus.shutdown().await;
+        }
+        let bus = healthy(&fake).await;
+        fake.store("msg_participants", foreign);
+        let found = examine(&fake, "", None, Limits::default()).await.unwrap();
+        assert!(found.findings[0].text.starts_with("nodes of different layouts"), "{found:?}");
+        assert_eq!((found.worst(), found.layouts.len()), (Some(Severity::Problem), 2));
+        bus.shutdown().await;
+    }
+
+    async fn missing_indexes_and_streams_are_found(fake) {
+        let _bus = healthy(&fake).await;
+        let stream = Fault { call: "watch", collection: fake.stream(), kind: BackendErrorKind::Other, applied: false };
+        fake.fail(stream);
+        fake.drop_index(&fake.topic(), "delete_at_1");
+        fake.drop_index(&fake.topic(), "topic_1");
+        let found = findings(&fake).await;
+        let of = |check| found.iter().find(|(_, by, _)| *by == check).unwrap_or_else(|| panic!("{found:?}"));
+        assert_eq!(of(Check::ChangeStreams).0, Severity::Problem);
+        assert!(of(Check::Indexes).2.ends_with("lacks the indexes topic_1, delete_at_1"), "{found:?}");
+    }
+
+    async fn a_queue_without_nodes_is_known_by_its_collections(fake) {
+        let a = fake.bus("a").send_only().connect().await.unwrap();
+        a.publish(Message::new("t")).await.unwrap();
+        a.publish(Message::new("t").to("n2")).await.unwrap();
+        assert_eq!(findings(&fake).await.len(), 1, "nobody announces itself");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let patient = Limits { patience: Duration::ZERO, ..Limits::default() };
+        let found = examine(&fake, "", Some(fake.layout), patient).await.unwrap();
+        assert_eq!(found.findings.iter().filter(|finding| finding.severity == Severity::Problem).count(), 2, "{found:?}");
+    }
+}

@@ -1,0 +1,275 @@
+//! Migrations: all at once, while nodes change over, and killed at each of their steps.
+
+use crate::fake::{Fake, Fault, eventually, in_time};
+use bson::doc;
+use parking_lot::Mutex;
+use rockdove::backend::BackendErrorKind;
+use rockdove::migrate::{MIGRATION_ID, MigrateError, Migration, Mode};
+use rockdove::{Bus, Layout, Message, MessageId, Settings};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SECONDS: Duration = Duration::from_secs(10);
+
+type Log = Arc<Mutex<Vec<String>>>;
+
+async fn node(fake: &Fake, layout: Layout, id: &str) -> Bus {
+    let settings = Settings {
+        layout,
+        sender_id: Some(id.into()),
+        poll_pause: Duration::from_millis(20),
+        fallback_poll_interval: Duration::from_millis(200),
+        shutdown_grace: Duration::from_millis(500),
+        ..Settings::default()
+    };
+    fake.bus_with(settings).connect().await.unwrap()
+}
+
+async fn noting(fake: &Fake, layout: Layout, id: &str, log: &Log) -> Bus {
+    let bus = node(fake, layout, id).await;
+    let log = log.clone();
+    bus.subscribe("t", move |message| {
+        log.lock().push(message.value.clone().unwrap_or_default());
+        async { Ok(()) }
+    })
+    .await
+    .unwrap();
+    in_time("ready", bus.ready()).await;
+    bus
+}
+
+async fn start(fake: &Fake, to: Layout, mode: Mode) -> Result<Migration, MigrateError> {
+    Migration::start(Arc::new(fake.clone()), "", to, mode).await
+}
+
+/// Passes until it is done.
+async fn finish(mut migration: Migration) -> rockdove::migrate::Progress {
+    let run = async {
+        while !migration.pass().await.unwrap().done {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let progress = migration.progress().clone();
+        migration.stop().await;
+        progress
+    };
+    in_time("done", run).await
+}
+
+#[tokio::test]
+async fn a_drain_moves_everything_that_waits() {
+    let fake = Fake::default();
+    let old = node(&fake, Layout::Standard, "sender").await;
+    for n in 0..3 {
+        old.publish(Message::new("t").value(format!("broadcast {n}"))).await.unwrap();
+        old.publish(Message::new("t").value(format!("exclusive {n}")).exclusive(true)).await.unwrap();
+        old.publish(Message::new("t").value(format!("directed {n}")).to("new").to("other")).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let done = Message { processed_by: vec!["x".into()], ..Message::new("t").value("done").exclusive(true) };
+    let done = old.publish(done).await.unwrap();
+    let split = old.publish(Message::new("t").to("new").to("other").exclusive(true)).await.unwrap();
+    let odd = old.publish(Message::new("t").to("__")).await.unwrap();
+    fake.store("msg", doc! {"_id": "no message"});
+    let refused = start(&fake, Layout::MultiCollection, Mode::Drain).await;
+    assert!(matches!(&refused, Err(MigrateError::NodesRun(ids)) if ids == "sender"));
+    old.shutdown().await;
+    let progress = finish(start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap()).await;
+    assert_eq!((progress.moved, progress.left, progress.waiting), (12, 3, 0));
+    let mut rest: Vec<_> =
+        fake.all("msg").iter().map(|message| message.get("_id").cloned().unwrap()).collect();
+    rest.sort_by_key(ToString::to_string);
+    let mut expected = vec![done.to_bson(), split.to_bson(), odd.to_bson(), "no message".into()];
+    expected.sort_by_key(ToString::to_string);
+    assert_eq!(rest, expected);
+    assert!(fake.has_index("msg_t", "delete_at_1") && fake.has_index("dm_new", "delete_at_1"));
+    let log = Log::default();
+    let settings = Settings {
+        layout: Layout::MultiCollection,
+        sender_id: Some("new".into()),
+        multithreaded: false,
+        ..node(&fake, Layout::MultiCollection, "template").await.settings().clone()
+    };
+    let new = fake.bus_with(settings).connect().await.unwrap();
+    let noted = log.clone();
+    new.subscribe("t", move |message| {
+        noted.lock().push(message.value.clone().unwrap());
+        async { Ok(()) }
+    })
+    .await
+    .unwrap();
+    eventually("all arrive", || log.lock().len() == 9).await;
+    for kind in ["broadcast", "exclusive", "directed"] {
+        let of_kind: Vec<_> = log.lock().iter().filter(|value| value.starts_with(kind)).cloned().collect();
+        assert_eq!(of_kind, [0, 1, 2].map(|n| format!("{kind} {n}")), "in order");
+    }
+    assert!(fake.locks().is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_migrated_is_refused() {
+    let fake = Fake::default();
+    for (to, mode) in [(Layout::Standard, Mode::Bridge), (Layout::DualChannel, Mode::Drain)] {
+        assert!(matches!(
+            start(&fake, to, mode).await,
+            Err(MigrateError::Target | MigrateError::NothingToDrain)
+        ));
+    }
+    let first = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
+    assert!(matches!(start(&fake, Layout::MultiCollection, Mode::Bridge).await, Err(MigrateError::Running)));
+    first.stop().await;
+    let second = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
+    second.stop().await;
+}
+
+/// Old senders, an old consumer and a new one; the old consumer changes over under its id, then the senders do.
+#[tokio::test]
+async fn a_bridge_carries_nodes_over_one_by_one() {
+    let fake = Fake::default();
+    let to = Layout::MultiCollection;
+    let (at_old, at_new, at_changed) = (Log::default(), Log::default(), Log::default());
+    let sender = node(&fake, Layout::Standard, "sender").await;
+    let old = noting(&fake, Layout::Standard, "old", &at_old).await;
+    let mut bridge = start(&fake, to, Mode::Bridge).await.unwrap();
+    sender.publish(Message::new("t").value("early").exclusive(true)).await.unwrap();
+    eventually("the old node has it", || at_old.lock().len() == 1).await;
+    sender.publish(Message::new("u").value("unheard").exclusive(true)).await.unwrap();
+    bridge.pass().await.unwrap();
+    assert_eq!((bridge.progress().moved, bridge.progress().waiting), (0, 1), "nobody listens there yet");
+    let new = noting(&fake, to, "new", &at_new).await;
+    sender.publish(Message::new("t").value("both")).await.unwrap();
+    let run = async {
+        loop {
+            bridge.pass().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let scenario = async {
+        eventually("the broadcast is heard on both sides", || {
+            at_old.lock().len() == 2 && *at_new.lock() == ["both"]
+        })
+        .await;
+        let follow =
+            || fake.all("msg_t").iter().any(|m| m.get_array("processed_by").unwrap().contains(&"old".into()));
+        eventually("the old node's mark is copied", follow).await;
+        old.shutdown().await;
+        let changed = noting(&fake, to, "old", &at_changed).await;
+        for n in 0..20 {
+            sender.publish(Message::new("t").value(format!("x{n}")).exclusive(true)).await.unwrap();
+        }
+        sender.publish(Message::new("t").value("mine").to("old")).await.unwrap();
+        eventually("all arrive", || at_changed.lock().len() + at_new.lock().len() == 1 + 20 + 1).await;
+        assert!(
+            at_changed.lock().contains(&"mine".to_owned()) && !at_changed.lock().contains(&"both".to_owned())
+        );
+        // A node that changed over answers one that has not.
+        changed
+            .subscribe("q", |request| async move { Ok(request.derive_answer().value("pong")) })
+            .await
+            .unwrap();
+        in_time("ready", changed.ready()).await;
+        let answer = sender.request_first(Message::new("q").exclusive(true), SECONDS).await.unwrap();
+        assert_eq!(answer.value.as_deref(), Some("pong"));
+        in_time("shutdown", async { tokio::join!(sender.shutdown(), changed.shutdown(), new.shutdown()) })
+            .await;
+    };
+    tokio::select! {
+        () = scenario => {}
+        () = run => unreachable!(),
+    }
+    fake.change("msg", doc! {"topic": "u"}, doc! {"$set": {"processed_by": ["operator"]}});
+    let progress = finish(bridge).await;
+    assert!(progress.old_nodes.is_empty() && progress.returned == 1, "{progress:?}");
+    let mut all: Vec<_> = [&at_old, &at_new, &at_changed].iter().flat_map(|log| log.lock().clone()).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 1 + 1 + 20 + 1);
+}
+
+#[tokio::test]
+async fn answers_of_dual_channel_nodes_reach_standard_nodes_over_the_bridge() {
+    let fake = Fake::default();
+    let asker = node(&fake, Layout::Standard, "asker").await;
+    let replier = node(&fake, Layout::DualChannel, "replier").await;
+    replier.subscribe("q", |request| async move { Ok(request.derive_answer().value("pong")) }).await.unwrap();
+    in_time("ready", replier.ready()).await;
+    let mut bridge = start(&fake, Layout::DualChannel, Mode::Bridge).await.unwrap();
+    let run = async {
+        loop {
+            bridge.pass().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let answer = tokio::select! {
+        answer = asker.request_first(Message::new("q"), SECONDS) => answer.unwrap(),
+        () = run => unreachable!(),
+    };
+    assert_eq!(answer.value.as_deref(), Some("pong"));
+    bridge.stop().await;
+}
+
+/// Whatever step fails, with or without effect, the next run goes on: nothing is lost, no exclusive message is
+/// processed twice.
+#[tokio::test]
+async fn a_killed_migration_goes_on() {
+    let steps = [
+        ("insert", "msg_lck"),
+        ("update", "msg"),
+        ("insert", "msg_t"),
+        ("delete", "msg"),
+        ("update", "msg_t"),
+        ("delete", "msg_lck"),
+        ("insert", "dm_new"),
+        ("find", "msg"),
+    ];
+    for (call, collection) in steps {
+        for applied in [true, false] {
+            let fake = Fake::default();
+            let log = Log::default();
+            let sender = node(&fake, Layout::Standard, "sender").await;
+            for n in 0..3 {
+                let exclusive = Message::new("t").value(format!("x{n}")).exclusive(true);
+                sender.publish(exclusive.delete_after_processing(Duration::ZERO)).await.unwrap();
+                sender.publish(Message::new("t").value(format!("b{n}"))).await.unwrap();
+                sender.publish(Message::new("t").value(format!("d{n}")).to("new")).await.unwrap();
+            }
+            sender.shutdown().await;
+            let mut migration = start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap();
+            let kind = BackendErrorKind::Other;
+            fake.fail(Fault { call, collection: collection.to_owned(), kind, applied });
+            assert!(migration.pass().await.is_err(), "{call} {collection}");
+            drop(migration); // killed: its lock stays
+            let expired = bson::DateTime::from_millis(0);
+            fake.change("msg_lck", doc! {"_id": MIGRATION_ID}, doc! {"$set": {"delete_at": expired}});
+            let new = noting(&fake, Layout::MultiCollection, "new", &log).await;
+            tokio::time::sleep(Duration::from_millis(50)).await; // it takes what is there
+            let progress = finish(start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap()).await;
+            assert_eq!(progress.left, 0);
+            eventually("all arrive", || log.lock().len() >= 9).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let mut all = log.lock().clone();
+            all.sort_unstable();
+            let expected = ["b0", "b1", "b2", "d0", "d1", "d2", "x0", "x1", "x2"];
+            assert_eq!(all, expected, "{call} {collection} {applied}");
+            assert!(fake.all("msg").is_empty() && fake.locks().is_empty());
+            in_time("shutdown", new.shutdown()).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_a_node_is_claiming_stays_with_it() {
+    let fake = Fake::default();
+    let id = MessageId::generate();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+    fake.store(
+        "msg",
+        doc! {"_id": id.to_bson(), "topic": "t", "sender": "x", "exclusive": true, "processed_by": [],
+        "recipients": null, "timestamp": now, "ttl": 60_000_i64},
+    );
+    fake.store("msg_lck", doc! {"_id": id.to_bson(), "lock_id": "java-1", "delete_at": null});
+    let mut migration = start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap();
+    let progress = migration.pass().await.unwrap();
+    assert_eq!((progress.moved, progress.waiting, progress.done), (0, 1, false));
+    fake.change("msg", doc! {"_id": id.to_bson()}, doc! {"$set": {"processed_by": ["java-1"]}});
+    assert_eq!((finish(migration).await.moved, fake.all("msg_t").len()), (0, 0));
+}
