@@ -81,7 +81,8 @@ fn exchanges() -> Result<Histogram<u64>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
     let (mut far, _) = listener.accept()?;
-    (near.set_nodelay(true)?, far.set_nodelay(true)?);
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
     let echo = std::thread::spawn(move || {
         let mut bytes = [0; 64];
         while far.read_exact(&mut bytes).and_then(|()| far.write_all(&bytes)).is_ok() {}

@@ -150,7 +150,8 @@ fn one(plan: &Plan, rate: u64, flush: Flush) -> Result<Run> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let client = TcpStream::connect(listener.local_addr()?)?;
     let (server, _) = listener.accept()?;
-    (client.set_nodelay(true)?, server.set_nodelay(true)?);
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
     client.set_read_timeout(Some(LONG))?;
     let size = plan.size.max(16);
     let serving = std::thread::spawn(move || serve(server, writer, size, flush));
@@ -163,7 +164,7 @@ fn one(plan: &Plan, rate: u64, flush: Flush) -> Result<Run> {
 }
 
 fn is_large(id: u64, rate: u64) -> bool {
-    id % (rate / LARGE_RATE).max(1) == 0
+    id.is_multiple_of((rate / LARGE_RATE).max(1))
 }
 
 /// Sends the messages when they are due and takes the acknowledgements.

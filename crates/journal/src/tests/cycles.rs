@@ -304,3 +304,27 @@ fn unsynced_segments_stay() {
     drop(paused);
     check(&journal, 60, 600);
 }
+
+/// I15: a segment that is synced but has no seal yet stays too: the syncer is not done with it.
+#[test]
+fn unsealed_segments_stay() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    let (enter, entered) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    let left = parking_lot::Mutex::new(left);
+    // Called when the mark has moved, before the seals are written.
+    journal.on_synced(move |_| {
+        let _ = enter.send(());
+        let _ = left.lock().recv();
+    });
+    append(&mut writer, 1..=30, 600);
+    entered.recv_timeout(LONG).unwrap();
+    assert!(journal.synced() > 20 && journal.0.segments.read().len() >= 3);
+    assert_eq!(journal.drop_before(u64::MAX).unwrap(), 1);
+    drop(leave);
+    until("sealed", || journal.drop_before(20).unwrap() > 1);
+    append(&mut writer, 31..=60, 600);
+    sync(&journal);
+    check(&journal, 60, 600);
+}
