@@ -52,13 +52,13 @@ impl Range {
     pub fn apply_reverse(&self, tailer: Tailer) -> anyhow::Result<Tailer> {
         let mut tailer = tailer.with_times(self.since.unwrap_or(0)..self.until.unwrap_or(u64::MAX));
         tailer.to_end()?;
-        let by_time = self.until.map(|until| tailer.move_to_time(until)).transpose()?;
-        if let (Some(to), true) =
-            (self.to_index, by_time.is_none() || self.to_index < Some(tailer.position()))
-        {
-            if to + 1 < tailer.position() {
-                let _ = tailer.move_to_index(to + 1)?;
-            }
+        if let Some(until) = self.until {
+            // Where nothing is so late it stays at the end.
+            let _ = tailer.move_to_time(until)?;
+        }
+        let after = self.to_index.map(|to| to.saturating_add(1));
+        if let Some(after) = after.filter(|after| *after < tailer.position()) {
+            let _ = tailer.move_to_index(after)?;
         }
         Ok(tailer)
     }

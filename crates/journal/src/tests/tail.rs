@@ -416,3 +416,34 @@ fn many_threads_append() {
     }
     assert_eq!(next, [200; 4]);
 }
+
+/// Segments so large that a search begins in their middle, with many entries of one time.
+#[test]
+fn searches_in_large_segments() {
+    let disk = SimDisk::new(1);
+    let options = Options { segment_bytes: 1 << 20, ..options() };
+    let (journal, mut writer, _) = Journal::open_on(Arc::new(disk.clone()), options).unwrap();
+    let (count, same) = (600, 70);
+    for index in 1..=count {
+        writer.append(&[&payload(index, 1000)], index / same).unwrap();
+    }
+    let mut learnt = journal.tailer();
+    for index in (1..=count).rev().step_by(7).chain(1..=count) {
+        // The first time the segment is searched, and when all is known of it.
+        let mut tailer = journal.tailer();
+        for tailer in [&mut tailer, &mut learnt] {
+            assert_eq!(tailer.move_to_index(index).unwrap(), Seek::At(index));
+            assert_eq!(tailer.next_entry().unwrap().unwrap().payload, payload(index, 1000));
+            assert_eq!(tailer.previous_entry().unwrap().unwrap().index, index);
+        }
+    }
+    for time in 0..=count / same {
+        let first = (time * same).max(1);
+        assert_eq!(learnt.move_to_time(time).unwrap(), Seek::At(first));
+        assert_eq!(learnt.next_entry().unwrap().unwrap().index, first);
+    }
+    let _ = learnt.move_to_index(count + 1).unwrap();
+    for index in (1..=count).rev() {
+        assert_eq!(learnt.previous_entry().unwrap().unwrap().index, index);
+    }
+}
