@@ -428,7 +428,7 @@ fn searches_in_large_segments() {
         writer.append(&[&payload(index, 1000)], index / same).unwrap();
     }
     let mut learnt = journal.tailer();
-    for index in (1..=count).rev().step_by(7).chain(1..=count) {
+    for index in (1..=count).rev().step_by(41).chain((1..=count).step_by(17)) {
         // The first time the segment is searched, and when all is known of it.
         let mut tailer = journal.tailer();
         for tailer in [&mut tailer, &mut learnt] {
