@@ -3,6 +3,7 @@
 use crate::backend::{Backend, BackendErrorKind, BackendResult};
 use crate::lanes::{Lanes, Workers};
 use crate::listen::{Listeners, RejectionHandler};
+use crate::participants::Heartbeats;
 use crate::phase::{Life, Phase};
 use crate::registry::{self, Registry};
 use crate::streams::{Source, Stream};
@@ -48,6 +49,7 @@ pub(crate) struct Node {
     pub life: Life,
     pub listeners: Listeners,
     pub registry: Registry,
+    pub heartbeats: Mutex<Heartbeats>,
     /// The application's way with rejections.
     pub rejection: Option<Box<RejectionHandler>>,
     pub waiters: Arc<Waiters>,
@@ -78,6 +80,7 @@ impl Node {
             mailbox: names.directed(&me)?,
             workers: Workers::new(settings.workers()),
             registry: Registry::new(settings.participant_timeout),
+            heartbeats: Mutex::default(),
             rejection: None,
             backend,
             settings,
