@@ -12,7 +12,7 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("protocols/mongo", &["rockdove-documents", "rockdove-engine"]),
     ("client", &["rockdove-documents", "rockdove-engine", "rockdove-messages"]),
     ("server", &["rockdove-engine", "rockdove-mongo"]),
-    ("bench", &["rockdove", "rockdove-documents", "rockdove-engine", "rockdove-mongo", "rockdove-server"]),
+    ("bench", &["rockdove", "rockdove-documents", "rockdove-engine", "rockdove-mongo"]),
     ("cli", &["rockdove", "rockdove-bench", "rockdove-documents", "rockdove-messages", "rockdove-server"]),
 ];
 
