@@ -55,7 +55,7 @@ pub enum Effect {
     },
     /// A document was removed: `key` is its `{_id}`.
     Remove { collection: CollectionNumber, record: RecordNumber, key: Doc, before: Option<Doc> },
-    /// A retryable statement was carried out: `{lsid, txn, stmt, ...result}`.
+    /// Retryable statements were carried out: `sessions::describe` says how it is written.
     Retryable { statement: Doc },
 }
 
