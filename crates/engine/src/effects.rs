@@ -31,7 +31,7 @@ pub enum Effect {
     Create { collection: CollectionNumber, info: Doc },
     /// A collection was dropped.
     Drop { collection: CollectionNumber },
-    /// A collection got another name: `{from, to}`.
+    /// A collection got another name: `{from, to}`, and `dropTarget` with the UUID of the one that was dropped for it.
     Rename { collection: CollectionNumber, names: Doc },
     /// A collection's options changed to these.
     Modify { collection: CollectionNumber, options: Doc },

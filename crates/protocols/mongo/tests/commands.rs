@@ -3,6 +3,7 @@
 mod support;
 
 use rockdove_documents::{Doc, Owned, Value, doc};
+use rockdove_engine::Namespace;
 use rockdove_mongo::topology::Identity;
 use std::time::Duration;
 use support::{Peer, cursor, number, server, server_as, until_waits};
@@ -588,4 +589,38 @@ async fn the_log_is_not_kept_for_clients() {
         assert_eq!((number(&reply, "totalLinesWritten"), field(&reply, "log.0")), (0, None));
     }
     assert_eq!(peer.code(&doc! { "getLog": "other", "$db": "admin" }).await, 96);
+}
+
+#[tokio::test]
+async fn expanded_events_tell_more() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for name in ["a", "b"] {
+        peer.good(&doc! { "create": name, "$db": "db" }).await;
+    }
+    let doc = doc! { "_id": 1, "x": { "1": 1 }, "y": [{ "2": 1 }], "z": 1 };
+    peer.good(&doc! { "insert": "a", "documents": [doc], "$db": "db" }).await;
+    let stage = doc! { "$changeStream": { "showExpandedEvents": true } };
+    let watch = doc! { "aggregate": "a", "pipeline": [stage], "cursor": {}, "$db": "db" };
+    let (id, _) = cursor(&peer.good(&watch).await);
+    for set in [doc! { "x.1": 2, "y.0.2": 2, "z": 2 }, doc! { "z": 3 }] {
+        let update = doc! { "q": { "_id": 1 }, "u": { "$set": set } };
+        peer.good(&doc! { "update": "a", "updates": [update], "$db": "db" }).await;
+    }
+    peer.good(&doc! { "collMod": "a", "$db": "db" }).await;
+    let uuid = shared.engine.snapshot().collection(&Namespace::parse("db.b").unwrap()).unwrap().info.uuid;
+    let rename = doc! { "renameCollection": "db.a", "to": "db.b", "dropTarget": true, "$db": "admin" };
+    peer.good(&rename).await;
+    let more = doc! { "getMore": id, "collection": "a", "maxTimeMS": 1000, "$db": "db" };
+    let (_, events) = cursor(&peer.good(&more).await);
+    let types: Vec<_> =
+        events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+    assert_eq!(types, ["update", "update", "modify", "rename", "invalidate"]);
+    let paths =
+        field(&events[0], "updateDescription.disambiguatedPaths").and_then(|paths| paths.as_document());
+    assert_eq!(paths.unwrap().to_doc(), doc! { "x.1": ["x", "1"], "y.0.2": ["y", 0, "2"] });
+    assert_eq!(field(&events[1], "updateDescription.disambiguatedPaths"), None);
+    assert_eq!(field(&events[3], "operationDescription.to.coll"), Some(Value::String("b")));
+    let dropped = Value::Binary { subtype: 4, bytes: &uuid };
+    assert_eq!(field(&events[3], "operationDescription.dropTarget"), Some(dropped));
 }
