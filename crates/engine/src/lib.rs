@@ -17,6 +17,10 @@
 //! This crate never knows a protocol or a socket.
 #![forbid(unsafe_code)]
 
+#[cfg(fuzzing)]
+#[allow(missing_docs)]
+pub mod checkpoint;
+#[cfg(not(fuzzing))]
 mod checkpoint;
 mod clock;
 mod collection;
