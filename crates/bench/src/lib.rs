@@ -15,5 +15,6 @@ pub mod streams;
 pub mod wire;
 
 mod message;
+mod quantile;
 
 pub use report::{Figure, Report};

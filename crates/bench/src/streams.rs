@@ -3,7 +3,7 @@
 use crate::engine::cpu_time;
 use crate::message::message;
 use crate::report::{Report, Target};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use rockdove_documents::filter::{Alternatives, Filter, FilterOptions};
 use rockdove_documents::{Doc, Scanned, doc};
@@ -61,6 +61,7 @@ impl Conditions {
 
 /// Measures inserts beside `count` streams of which none matches.
 pub async fn none_matching(count: usize, inserts: u64) -> Result<Report> {
+    ensure!(count > 0 && inserts > 0, "nothing to measure");
     let mut report = Report::default();
     let without = cost(0, Conditions::Nodes, inserts).await?;
     for (conditions, name) in

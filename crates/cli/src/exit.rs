@@ -1,16 +1,16 @@
-//! Exit codes, documented in the help of every messaging command.
+//! Exit codes of all commands, documented in their help.
 
 use std::io;
 use std::process::ExitCode;
 
-/// The paragraph that ends the help of the messaging commands.
+/// The paragraph that ends the help of the commands.
 pub const HELP: &str = "\
 Exit codes:
   0    done
   1    error
   2    wrong usage
   3    no answer, or no message, within --timeout
-  4    doctor: something is not as it should be; migrate: something was left where it is
+  4    doctor: something is not as it should be; migrate: something was left where it is; bench: a target was missed
   130  interrupted (Ctrl-C); 143 terminated";
 
 /// How a command ended.

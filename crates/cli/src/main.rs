@@ -7,6 +7,7 @@ mod bench;
 mod connection;
 mod doctor;
 mod exit;
+mod follow;
 mod log;
 mod logging;
 mod migrate;
@@ -19,6 +20,7 @@ mod serve;
 mod signals;
 mod sub;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use exit::Exit;
 use std::process::ExitCode;
@@ -51,22 +53,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
-    let result = match command {
-        Command::Serve(serve) => return serve.run(),
-        Command::Bench(bench) => return bench.run(),
-        Command::Log(args) => {
-            logging::init("warn");
-            log::run(args)
-        }
-        Command::Pub(args) => tool(pub_::run(args)),
-        Command::Sub(args) => tool(sub::run(args)),
-        Command::Request(args) => tool(request::run(args)),
-        Command::Reply(args) => tool(reply::run(args)),
-        Command::Doctor(args) => tool(doctor::run(args)),
-        Command::Migrate(args) => tool(migrate::run(args)),
-    };
-    match result {
+    match run(Cli::parse().command) {
         Ok(exit) => exit.into(),
         Err(error) => {
             let code = exit::code_of(&error);
@@ -78,8 +65,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one of the messaging tools, quietly: only warnings are logged.
-fn tool(run: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
-    logging::init("warn");
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run)
+fn run(command: Command) -> anyhow::Result<Exit> {
+    match &command {
+        Command::Serve(serve) => logging::init(serve.log_filter())?,
+        _ => logging::init_or("warn")?, // tools are quiet
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(async {
+        match command {
+            Command::Serve(serve) => serve.run().await,
+            Command::Bench(bench) => bench.run().await,
+            Command::Pub(args) => pub_::run(args).await,
+            Command::Sub(args) => sub::run(args).await,
+            Command::Request(args) => request::run(args).await,
+            Command::Reply(args) => reply::run(args).await,
+            Command::Doctor(args) => doctor::run(args).await,
+            Command::Migrate(args) => migrate::run(args).await,
+            Command::Log(args) => log::run(args),
+        }
+    })
 }

@@ -1,17 +1,16 @@
 //! `rockdove reply`: answer requests with a text, or with what a command prints.
 
-use crate::connection::{Connection, duration};
+use crate::connection::Connection;
 use crate::exit::{self, Exit};
-use crate::{output, signals, sub};
+use crate::follow::{Limits, follow};
+use crate::output;
 use anyhow::Context;
 use bson::Bson;
 use clap::Parser;
 use rockdove::{Bus, Incomer, Message, Reject};
 use std::process::Stdio;
-use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,12 +35,8 @@ pub struct Args {
     /// The command that prints the answer, and its arguments; takes the rest of the line
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
     exec: Vec<String>,
-    /// End after this many requests
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-    /// End when this time is over; with --count that is a failure
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    limits: Limits,
     /// Print each request as one line of extended JSON
     #[arg(long)]
     json: bool,
@@ -58,25 +53,8 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
 }
 
 async fn serve(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
-    let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
     let mut requests = bus.listen(args.topic.clone(), 1).await?;
-    let mut ended = std::pin::pin!(signals::ended());
-    let mut left = args.count;
-    while left != Some(0) {
-        tokio::select! {
-            request = requests.next() => {
-                let Some(request) = request else { return Ok(Exit::Done) };
-                tokio::select! {
-                    done = answer(request, args) => done?,
-                    exit = &mut ended => return Ok(exit?),
-                }
-                left = left.map(|left| left - 1);
-            }
-            () = sub::until(deadline) => return Ok(if left.is_some() { Exit::TimedOut } else { Exit::Done }),
-            exit = &mut ended => return Ok(exit?),
-        }
-    }
-    Ok(Exit::Done)
+    follow(&args.limits, async || requests.next().await, async |request| answer(request, args).await).await
 }
 
 async fn answer(request: Incomer, args: &Args) -> anyhow::Result<()> {

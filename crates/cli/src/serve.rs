@@ -1,14 +1,14 @@
 //! `rockdove serve`: start the bus and run it until it is told to stop.
 
+use crate::exit::Exit;
+use crate::{logging, signals};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use rockdove_server::SyncPolicy;
 use rockdove_server::{Config, Personality, Server, Storage};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,7 +63,7 @@ pub struct Serve {
     #[arg(long)]
     test_commands: bool,
     /// What to log: error, warn, info, debug, trace, or a filter like rockdove_mongo=debug
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "ROCKDOVE_LOG")]
+    #[arg(long, value_name = "FILTER", default_value = "info", env = logging::VARIABLE)]
     log: String,
 }
 
@@ -88,45 +88,23 @@ enum As {
 }
 
 impl Serve {
-    /// Runs the server until SIGINT, SIGTERM or a client's `shutdown`.
-    pub fn run(self) -> ExitCode {
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => return fail(&format!("cannot start the runtime: {error}")),
-        };
-        if let Err(error) = self.start_log() {
-            return fail(&format!("--log {}: {error}", self.log));
-        }
-        runtime.block_on(self.serve())
+    /// What to log.
+    pub fn log_filter(&self) -> &str {
+        &self.log
     }
 
-    fn start_log(&self) -> Result<(), tracing_subscriber::filter::ParseError> {
-        let filter = EnvFilter::builder().parse(&self.log)?;
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_target(false)
-            .init();
-        Ok(())
-    }
-
-    async fn serve(self) -> ExitCode {
+    /// Runs the server until it is interrupted, terminated, or a client sends `shutdown`.
+    pub async fn run(self) -> anyhow::Result<Exit> {
         let config = self.config();
         let storage = config.storage.clone();
-        let server = match Server::start(config).await {
-            Ok(server) => server,
-            Err(error) => return fail(&error.to_string()),
-        };
+        // The error's text has its causes in it.
+        let server = Server::start(config).await.map_err(|error| anyhow!("{error}"))?;
         greet(&server, &storage);
         let reason = wait(&server).await;
         eprintln!("rockdove: stopping ({reason})");
-        match server.stop().await {
-            Ok(()) => {
-                eprintln!("rockdove: stopped, the log is closed");
-                ExitCode::SUCCESS
-            }
-            Err(reason) => fail(&format!("did not stop cleanly: {reason}")),
-        }
+        server.stop().await.map_err(|reason| anyhow!("did not stop cleanly: {reason}"))?;
+        eprintln!("rockdove: stopped, the log is closed");
+        Ok(Exit::Done)
     }
 
     fn config(&self) -> Config {
@@ -189,19 +167,12 @@ fn recovered(server: &Server) -> String {
 
 /// Waits for a reason to stop.
 async fn wait(server: &Server) -> &'static str {
-    let (mut interrupt, mut terminate) =
-        match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-            (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
-            _ => return "signals cannot be received",
-        };
     tokio::select! {
-        _ = interrupt.recv() => "interrupt",
-        _ = terminate.recv() => "terminate",
-        _ = server.shutdown_asked() => "a client sent shutdown",
+        ended = signals::ended() => match ended {
+            Ok(Exit::Signal(signals::TERMINATE)) => "terminate",
+            Ok(_) => "interrupt",
+            Err(_) => "signals cannot be received",
+        },
+        () = server.shutdown_asked() => "a client sent shutdown",
     }
-}
-
-fn fail(message: &str) -> ExitCode {
-    eprintln!("rockdove: {message}");
-    ExitCode::FAILURE
 }

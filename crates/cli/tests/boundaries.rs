@@ -12,17 +12,7 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("protocols/mongo", &["rockdove-documents", "rockdove-engine"]),
     ("client", &["rockdove-documents", "rockdove-engine", "rockdove-messages"]),
     ("server", &["rockdove-engine", "rockdove-mongo"]),
-    (
-        "bench",
-        &[
-            "rockdove",
-            "rockdove-documents",
-            "rockdove-engine",
-            "rockdove-journal",
-            "rockdove-mongo",
-            "rockdove-server",
-        ],
-    ),
+    ("bench", &["rockdove", "rockdove-documents", "rockdove-engine", "rockdove-journal", "rockdove-mongo"]),
     (
         "cli",
         &[

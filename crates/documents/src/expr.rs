@@ -338,14 +338,6 @@ impl Expr {
         }
     }
 
-    /// The path, if the expression is nothing but a field of the document (`"$a.b"`).
-    pub fn as_field_path(&self) -> Option<String> {
-        match &self.0 {
-            Node::Path(Base::Current, parts) if !parts.is_empty() => Some(parts.join(".")),
-            _ => None,
-        }
-    }
-
     /// The value for a context.
     pub fn eval<'v>(&'v self, context: &Context<'v>) -> Result<Val<'v>> {
         self.0.eval(context)

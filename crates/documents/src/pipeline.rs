@@ -91,6 +91,13 @@ pub struct Environment {
     tables: Arc<dyn Tables>,
 }
 
+impl Surroundings {
+    /// The environment of what was parsed with these surroundings, without other collections.
+    pub fn environment(&self) -> Environment {
+        Environment::new(self.now_ms, self.cluster_time, self.variables.values())
+    }
+}
+
 impl Environment {
     /// An environment without other collections.
     pub fn new(now_ms: i64, cluster_time: Timestamp, values: &Arc<[Owned]>) -> Environment {

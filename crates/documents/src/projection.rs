@@ -94,11 +94,6 @@ impl Projection {
     pub fn is_identity(&self) -> bool {
         self.kind == Kind::Identity
     }
-
-    /// Whether the position of the array element that the query matched is needed.
-    pub fn needs_position(&self) -> bool {
-        self.positional.is_some()
-    }
 }
 
 impl Node {

@@ -90,11 +90,6 @@ impl Update {
         matches!(self.kind, Kind::Replacement(_))
     }
 
-    /// Whether it is an aggregation pipeline.
-    pub fn is_pipeline(&self) -> bool {
-        matches!(self.kind, Kind::Pipeline(_))
-    }
-
     /// Applies the update. `positional` is the array position that the query matched, for `$`; with
     /// `is_insert`, `doc` is about to be inserted and `$setOnInsert` counts.
     ///

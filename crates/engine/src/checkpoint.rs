@@ -81,8 +81,13 @@ pub fn save(dir: &Path, data: &CheckpointData, epoch: u32) -> Result<u64, Checkp
 pub fn load(dir: &Path) -> Result<Option<Loaded>, CheckpointError> {
     let Some(path) = list(dir)?.pop() else { return Ok(None) };
     let file = File::open(&path).map_err(|error| CheckpointError::Io(path.clone(), error))?;
-    let source = Source { input: BufReader::with_capacity(1 << 20, file), crc: digest(), path: path.clone() };
-    read_all(source).map(Some)
+    read(BufReader::with_capacity(1 << 20, file), &path).map(Some)
+}
+
+/// Reads a checkpoint; errors name it `path`. What damaged bytes say is used only as far as it is well formed, and
+/// nothing of it is returned.
+pub fn read(input: impl Read, path: &Path) -> Result<Loaded, CheckpointError> {
+    read_all(Source { input, crc: digest(), path: path.to_path_buf() })
 }
 
 /// The checkpoints of `dir`, oldest first.
@@ -167,13 +172,13 @@ fn describe_collection(collection: &Collection) -> Doc {
     out.finish()
 }
 
-struct Source {
-    input: BufReader<File>,
+struct Source<R> {
+    input: R,
     crc: Digest,
     path: PathBuf,
 }
 
-impl Source {
+impl<R: Read> Source<R> {
     fn damaged(&self, reason: impl Into<String>) -> CheckpointError {
         CheckpointError::Damaged(self.path.clone(), reason.into())
     }
@@ -209,11 +214,12 @@ impl Source {
         let mut bytes = vec![0; size];
         bytes[..4].copy_from_slice(&length);
         self.fill(&mut bytes[4..])?;
-        Ok(Doc::from_checked(Bytes::from(bytes)))
+        // The checksum comes last: until then the bytes may be anything.
+        Doc::new(Bytes::from(bytes)).map_err(|error| self.damaged(error.to_string()))
     }
 }
 
-fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
+fn read_all<R: Read>(mut source: Source<R>) -> Result<Loaded, CheckpointError> {
     let mut magic = [0; 8];
     source.fill(&mut magic)?;
     if &magic != MAGIC {
@@ -228,9 +234,11 @@ fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
     else {
         return Err(source.damaged("its header lacks fields"));
     };
-    let mut loaded =
-        Loaded { state: State::default(), sessions: Sessions::default(), index, epoch: epoch as u32 };
-    let mut loading = Loading { collection: None, scratch: Scratch::default(), at };
+    let (Ok(epoch), Ok(next)) = (u32::try_from(epoch), u32::try_from(next)) else {
+        return Err(source.damaged("its header has numbers that are too large"));
+    };
+    let mut loaded = Loaded { state: State::default(), sessions: Sessions::default(), index, epoch };
+    let mut loading = Loading { collection: None, scratch: Scratch::default(), next, at };
     loop {
         match source.byte()? {
             TAG_END => break,
@@ -247,7 +255,7 @@ fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
     if u32::from_le_bytes(crc) != expected {
         return Err(source.damaged("its checksum is wrong"));
     }
-    loaded.state.restore_rest(next as u32, dropped(header.raw()), at);
+    loaded.state.restore_rest(next, dropped(header.raw()), at);
     Ok(loaded)
 }
 
@@ -268,6 +276,8 @@ fn dropped(header: RawDoc<'_>) -> Vec<Dropped> {
 struct Loading {
     collection: Option<Collection>,
     scratch: Scratch,
+    /// The number of the next collection to be made.
+    next: u32,
     at: Timestamp,
 }
 
@@ -276,10 +286,15 @@ impl Loading {
         match tag {
             TAG_COLLECTION => {
                 self.finish(loaded);
+                let number = u32::try_from(number).ok().filter(|number| *number < self.next);
+                let number = number.ok_or("a collection's number that there cannot be")?;
                 self.collection = Some(collection(number, doc.raw())?);
             }
             TAG_DOCUMENT => {
                 let collection = self.collection.as_mut().ok_or("a document outside of a collection")?;
+                if number >= collection.next_record() || collection.get(number).is_some() {
+                    return Err(format!("a record {number} that there cannot be"));
+                }
                 collection.insert(number, doc, &mut self.scratch).map_err(|error| error.to_string())?;
             }
             TAG_SESSION => loaded.sessions.apply(doc.raw()).map_err(|error| error.to_string())?,
@@ -295,13 +310,12 @@ impl Loading {
     }
 }
 
-fn collection(number: u64, doc: RawDoc<'_>) -> Result<Collection, String> {
+fn collection(number: u32, doc: RawDoc<'_>) -> Result<Collection, String> {
     let missing = "a collection's description lacks fields";
     let info = doc.get("info").and_then(|info| info.as_document()).ok_or(missing)?;
     let ns = Namespace::parse(info.get("ns").and_then(|ns| ns.as_str()).ok_or(missing)?)
         .map_err(|e| e.to_string())?;
     let options = info.get("options").and_then(|options| options.as_document()).ok_or(missing)?.to_doc();
-    let number = u32::try_from(number).map_err(|error| error.to_string())?;
     let info =
         CollectionInfo::new(number, ns, uuid_of(info).ok_or(missing)?, options).map_err(|e| e.to_string())?;
     let mut collection = Collection::new(info);
@@ -315,4 +329,53 @@ fn collection(number: u64, doc: RawDoc<'_>) -> Result<Collection, String> {
             .map_err(|error| error.to_string())?;
     }
     Ok(collection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a checkpoint with one collection, which has two indexes and three documents.
+    fn whole() -> Vec<u8> {
+        let options = doc! { "validator": { "a": { "$exists": true } } };
+        let info = CollectionInfo::new(2, Namespace::parse("a.b").unwrap(), [7; 16], options).unwrap();
+        let (mut collection, mut scratch) = (Collection::new(info), Scratch::default());
+        collection.raise_next_record(9);
+        let index = doc! { "key": { "a": 1 }, "name": "a_1", "unique": true };
+        let index = Arc::new(IndexSpec::parse(index.raw()).unwrap());
+        collection.create_index(index, &mut scratch).unwrap();
+        for n in 1..4i32 {
+            collection
+                .insert(n as u64, doc! { "_id": n, "a": [n, "x".repeat(n as usize)] }, &mut scratch)
+                .unwrap();
+        }
+        let mut state = State::default();
+        state.restore(collection, Timestamp { time: 5, increment: 6 });
+        let done = doc! { "s": 0, "c": 1, "k": "i" };
+        let session = doc! { "lsid": rockdove_documents::Owned::Binary { subtype: 0, bytes: vec![1; 8].into() },
+        "txn": 1i64, "ms": 5i64, "done": [done] };
+        let dir = tempfile::tempdir().unwrap();
+        let data = CheckpointData { state, sessions: vec![session], index: 3, wanted_from: 3 };
+        save(dir.path(), &data, 8).unwrap();
+        std::fs::read(list(dir.path()).unwrap().pop().unwrap()).unwrap()
+    }
+
+    fn load_of(bytes: &[u8]) -> Result<Loaded, CheckpointError> {
+        read(bytes, Path::new("test"))
+    }
+
+    #[test]
+    fn damage_is_told_wherever_it_is() {
+        let whole = whole();
+        let loaded = load_of(&whole).expect("nothing is damaged");
+        assert_eq!((loaded.index, loaded.epoch, loaded.state.collections().count()), (3, 8, 1));
+        for at in 0..whole.len() {
+            assert!(load_of(&whole[..at]).is_err(), "cut at {at}");
+            for flip in [1, 0x80, 0xff] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= flip;
+                assert!(load_of(&bytes).is_err(), "{flip:#x} at {at}");
+            }
+        }
+    }
 }

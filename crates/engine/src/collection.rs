@@ -12,7 +12,7 @@ use crate::index::{ID_INDEX, Index, IndexSpec};
 use crate::namespace::Namespace;
 use crate::trie::Trie;
 use rockdove_documents::filter::Filter;
-use rockdove_documents::key::{KeySet, RowBuf, encode_key};
+use rockdove_documents::key::{KeySet, RowBuf};
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code};
 use std::sync::Arc;
 
@@ -73,7 +73,6 @@ pub struct Collection {
 pub struct Scratch {
     old: RowBuf,
     new: RowBuf,
-    id: Vec<u8>,
 }
 
 impl CollectionInfo {
@@ -105,6 +104,17 @@ impl CollectionInfo {
             _ => None,
         };
         Ok(CollectionInfo { number, ns, uuid, options, capped, keeps_images, validator, view })
+    }
+
+    /// The error of what only a collection can do, if this is a view.
+    pub fn refuse_view(&self) -> Result<()> {
+        match self.view {
+            None => Ok(()),
+            Some(_) => Err(Error::new(
+                code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+                format!("Namespace {} is a view, not a collection", self.ns),
+            )),
+        }
     }
 }
 
@@ -188,13 +198,6 @@ impl Collection {
     /// All records in insertion order.
     pub fn records(&self) -> impl Iterator<Item = (RecordNumber, &Doc)> {
         self.records.iter()
-    }
-
-    /// The record whose `_id` equals `id`.
-    pub fn find_id(&self, id: Value<'_>, scratch: &mut Scratch) -> Option<RecordNumber> {
-        scratch.id.clear();
-        encode_key(id, &mut scratch.id);
-        self.indexes.first()?.find(&scratch.id)
     }
 
     /// Inserts a document under `record`, which must be new.

@@ -67,7 +67,8 @@ fn modify(
     let is_view = collection.info.view.is_some();
     let allowed =
         |name: &str| MODIFIABLE.contains(&name) || (is_view && matches!(name, "viewOn" | "pipeline"));
-    if changes.iter().any(|element| allowed(element.key())) {
+    // A collMod that changes nothing is an event too.
+    if reply.details.raw().is_empty() || changes.iter().any(|element| allowed(element.key())) {
         let mut options = DocBuilder::new();
         for element in collection.info.options.raw() {
             if !allowed(element.key()) || changes.get(element.key()).is_none() {
@@ -155,13 +156,16 @@ fn rename(
     let source = source.ok_or_else(|| {
         Error::new(code::NAMESPACE_NOT_FOUND, format!("Source collection {from} does not exist"))
     })?;
+    let mut names = DocBuilder::new();
+    names.append("from", from.full()).append("to", to.full());
     if let Some(target) = seq.state.collection(to).cloned() {
         if !drop_target {
             return Err(Error::new(code::NAMESPACE_EXISTS, "target namespace exists"));
         }
+        names.append_value("dropTarget", Value::Binary { subtype: 4, bytes: &target.info.uuid });
         seq.effect(batch, Effect::Drop { collection: target.info.number }, None)?;
     }
-    let names = doc! { "from": from.full(), "to": to.full() };
+    let names = names.finish();
     seq.effect(batch, Effect::Rename { collection: source.info.number, names }, None)?;
     Ok(changed())
 }

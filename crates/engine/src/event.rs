@@ -4,6 +4,7 @@
 //! the documents involved; its own document is put together once per set of options and then shared.
 
 use crate::namespace::Namespace;
+use rockdove_documents::diff::disambiguated;
 use rockdove_documents::{Doc, DocBuilder, Error, Result, Timestamp, Value, code};
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -46,8 +47,10 @@ pub enum Change {
         spec: Doc,
     },
     Drop,
+    /// `dropped` is the collection that had the new name before.
     Rename {
         to: Namespace,
+        dropped: Option<Uuid>,
     },
     /// The namespace's collection part is empty of meaning here.
     DropDatabase,
@@ -200,7 +203,7 @@ impl Event {
             out.append("coll", self.ns.collection());
         }
         out.end();
-        if let Change::Rename { to } = &self.change {
+        if let Change::Rename { to, .. } = &self.change {
             out.start_document("to").append("db", to.database()).append("coll", to.collection()).end();
         }
     }
@@ -248,6 +251,14 @@ impl Event {
 
     fn description(&self, view: &View, out: &mut DocBuilder) {
         match &self.change {
+            Change::Update { description, after: Some(after), .. } if view.expanded => {
+                out.start_document("updateDescription").append_all(description.raw());
+                let paths = disambiguated(description.raw(), after.raw());
+                if !paths.raw().is_empty() {
+                    out.append("disambiguatedPaths", paths);
+                }
+                out.end();
+            }
             Change::Update { description, .. } => {
                 out.append("updateDescription", description);
             }
@@ -257,9 +268,13 @@ impl Event {
             Change::CreateIndex { spec } | Change::DropIndex { spec } if view.expanded => {
                 out.start_document("operationDescription").start_array("indexes").push(spec).end().end();
             }
-            Change::Rename { to } if view.expanded => {
+            Change::Rename { to, dropped } if view.expanded => {
                 out.start_document("operationDescription").start_document("to");
-                out.append("db", to.database()).append("coll", to.collection()).end().end();
+                out.append("db", to.database()).append("coll", to.collection()).end();
+                if let Some(dropped) = dropped {
+                    out.append_value("dropTarget", Value::Binary { subtype: UUID_SUBTYPE, bytes: dropped });
+                }
+                out.end();
             }
             _ => {}
         }

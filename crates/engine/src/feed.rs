@@ -403,6 +403,9 @@ mod tests {
     use crate::event::{Change, key_of};
     use crate::namespace::Namespace;
     use rockdove_documents::{Scanned, Value, doc};
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
 
     struct Only(&'static str);
 
@@ -524,14 +527,15 @@ mod tests {
         assert_eq!(key_of(&doc! { "a": 1, "_id": 2 }), doc! { "_id": 2 });
     }
 
-    #[tokio::test(flavor = "multi_thread")]
+    #[tokio::test]
     async fn a_waiting_stream_is_told_of_the_shutdown() {
         let feed = feed(1 << 20);
         let mut stream = follow(&feed, collection(), "", 0).unwrap();
-        let waiting = tokio::spawn(async move { stream.next(1, 1, Duration::from_secs(30)).await });
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut waiting = pin!(stream.next(1, 1, Duration::from_secs(30)));
+        let waits = poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await;
+        assert!(waits, "there is no event");
         feed.stop();
-        let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap();
         assert_eq!(ended.unwrap_err().code.number, 91);
     }
 }

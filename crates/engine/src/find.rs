@@ -1,6 +1,5 @@
 //! Reading: a query over a snapshot, evaluated lazily.
 
-use crate::collection::Collection;
 use crate::command::Hint;
 use crate::engine::Engine;
 use crate::namespace::Namespace;
@@ -13,7 +12,6 @@ use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, Result};
 use std::collections::BinaryHeap;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Documents that a sort without an index may hold, in bytes (MongoDB manual, limits: 100 MiB).
@@ -253,22 +251,4 @@ pub fn explain(state: &State, find: &Find, run: bool) -> Result<Option<Explained
         explained.returned = if find.limit > 0 { after_skip.min(find.limit) } else { after_skip };
     }
     Ok(Some(explained))
-}
-
-/// Calls `each` with every matching document.
-pub fn for_each_match(
-    collection: &Arc<Collection>,
-    find: &Find,
-    mut each: impl FnMut(&Doc) -> Result<()>,
-) -> Result<()> {
-    let plan = plan::choose(collection, &find.filter, None, find.hint.as_ref())?;
-    for (position, (_, doc)) in Scan::new(collection.clone(), plan).enumerate() {
-        if position % DEADLINE_EVERY as usize == 0 {
-            check_deadline(find.deadline)?;
-        }
-        if find.filter.matches(doc.raw())? {
-            each(&doc)?;
-        }
-    }
-    Ok(())
 }

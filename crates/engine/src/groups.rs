@@ -157,7 +157,7 @@ impl Groups {
             Scope::Database(event.ns.database().to_string()),
             Scope::Cluster,
         ];
-        if let Change::Rename { to } = &event.change
+        if let Change::Rename { to, .. } = &event.change
             && *to != event.ns
         {
             scopes.push(Scope::Collection(to.clone()));
@@ -356,7 +356,7 @@ impl Scope {
         match self {
             Scope::Collection(ns) => match &event.change {
                 Change::DropDatabase => false,
-                Change::Rename { to } => event.ns == *ns || to == ns,
+                Change::Rename { to, .. } => event.ns == *ns || to == ns,
                 _ => event.ns == *ns,
             },
             Scope::Database(name) => {

@@ -9,7 +9,7 @@ use crate::log::{CommitLog, JournalLog, MemoryLog};
 use crate::namespace::Namespace;
 use crate::sequencer::{CheckpointData, SyncWaiters};
 use crate::sessions::Sessions;
-use crate::state::State;
+use crate::state::{State, drop_target};
 use rockdove_documents::{Doc, Error, Timestamp};
 use rockdove_journal::{Journal, Recovery};
 use std::collections::{HashMap, VecDeque};
@@ -276,7 +276,7 @@ impl Replay {
                 let from = Namespace::parse(names.get("from")?.as_str()?).ok()?;
                 (
                     Arc::new(CollectionInfo { ns: from, ..(*info(collection)?).clone() }),
-                    Change::Rename { to },
+                    Change::Rename { to, dropped: drop_target(&names) },
                     None,
                 )
             }

@@ -286,7 +286,7 @@ impl State {
         let all = Arc::make_mut(&mut self.names);
         all.remove(&old.ns);
         all.insert(to.clone(), number);
-        Ok((old, Change::Rename { to }, None))
+        Ok((old, Change::Rename { to, dropped: drop_target(names) }, None))
     }
 }
 
@@ -304,6 +304,14 @@ fn weight(collection: &Collection) -> u64 {
 
 fn unknown(number: CollectionNumber) -> Error {
     Error::new(code::INTERNAL_ERROR, format!("collection {number} of the log is not there"))
+}
+
+/// The collection that was dropped for a renamed one.
+pub fn drop_target(names: &Doc) -> Option<Uuid> {
+    match names.get("dropTarget") {
+        Some(Value::Binary { bytes, .. }) => bytes.try_into().ok(),
+        _ => None,
+    }
 }
 
 /// The `uuid` field of a collection's description in the log.

@@ -18,8 +18,6 @@ use tokio::task::JoinHandle;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
-/// How long connections get to end by themselves.
-const DRAIN: Duration = Duration::from_secs(5);
 /// Pause after the system refused to accept a connection (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,14 +45,25 @@ pub enum StartError {
     Engine(#[source] OpenError),
 }
 
+/// What the server's tasks are told.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+enum Phase {
+    Running,
+    /// No new connections.
+    Stopping,
+    /// Connections end where they are.
+    Cut,
+}
+
 /// A running server.
 pub struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
-    stop: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
     acceptor: JoinHandle<()>,
     connections: Arc<Semaphore>,
     connections_max: usize,
+    drain: Duration,
 }
 
 impl Server {
@@ -70,10 +79,11 @@ impl Server {
         };
         let shared = Shared::new(identity(&config, address), engine, config.arguments.clone());
         tokio::spawn(shared.clone().sweep());
-        let (stop, stopping) = watch::channel(false);
+        let (phase, told) = watch::channel(Phase::Running);
         let connections = Arc::new(Semaphore::new(config.connections_max));
-        let acceptor = tokio::spawn(accept(listener, shared.clone(), connections.clone(), stopping));
-        Ok(Server { address, shared, stop, acceptor, connections, connections_max: config.connections_max })
+        let acceptor = tokio::spawn(accept(listener, shared.clone(), connections.clone(), told));
+        let Config { connections_max, drain, .. } = config;
+        Ok(Server { address, shared, phase, acceptor, connections, connections_max, drain })
     }
 
     /// Where it listens.
@@ -96,17 +106,23 @@ impl Server {
         self.shared.shutdown_asked.notified().await;
     }
 
-    /// Stops: no new connections, clients get `ShutdownInProgress`, the log is closed cleanly.
+    /// Stops: no new connections, clients get `ShutdownInProgress`, connections that do not end in time are cut, the
+    /// log is closed cleanly.
     pub async fn stop(self) -> Result<(), String> {
-        self.stop.send_replace(true);
+        self.phase.send_replace(Phase::Stopping);
         self.shared.topology.stop();
-        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
-        let drained = tokio::time::timeout(DRAIN, self.connections.acquire_many(all)).await;
-        if drained.is_err() {
-            tracing::warn!("some connections did not end in {DRAIN:?} and are cut");
+        if tokio::time::timeout(self.drain, self.all_ended()).await.is_err() {
+            tracing::warn!("some connections did not end in {:?} and are cut", self.drain);
+            self.phase.send_replace(Phase::Cut);
+            let _ = tokio::time::timeout(self.drain, self.all_ended()).await; // who computes just now ends a little later
         }
         self.acceptor.abort();
         self.shared.engine.close().await
+    }
+
+    async fn all_ended(&self) {
+        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
+        let _ = self.connections.acquire_many(all).await; // never closed
     }
 }
 
@@ -153,15 +169,15 @@ async fn accept(
     listener: TcpListener,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
-    mut stopping: watch::Receiver<bool>,
+    mut told: watch::Receiver<Phase>,
 ) {
     loop {
         let accepted = tokio::select! {
-            _ = stopping.wait_for(|stopping| *stopping) => return,
+            _ = told.wait_for(|phase| *phase >= Phase::Stopping) => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections),
+            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections, told.clone()),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -171,14 +187,23 @@ async fn accept(
 }
 
 /// Serves a connection in a task of its own, or closes it if there are too many.
-fn welcome(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, connections: &Arc<Semaphore>) {
+fn welcome(
+    stream: TcpStream,
+    peer: SocketAddr,
+    shared: &Arc<Shared>,
+    connections: &Arc<Semaphore>,
+    mut told: watch::Receiver<Phase>,
+) {
     let Ok(permit) = connections.clone().try_acquire_owned() else {
         tracing::warn!(%peer, "too many connections: one was closed");
         return;
     };
     let shared = shared.clone();
     tokio::spawn(async move {
-        serve_connection(stream, peer, shared).await;
+        tokio::select! {
+            () = serve_connection(stream, peer, shared) => {}
+            _ = told.wait_for(|phase| *phase == Phase::Cut) => {}
+        }
         drop(permit);
     });
 }

@@ -1,6 +1,7 @@
 //! The lines of a result file, and what can be said about two of them.
 
 use super::plan::Plan;
+use crate::quantile::median;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -163,11 +164,6 @@ pub fn steps(records: &[Record]) -> impl Iterator<Item = &Step> {
         Record::Step(step) => Some(&**step),
         Record::Run(_) => None,
     })
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Where each target stopped to follow: the first step that achieved less than 98 % of what was offered, in the

@@ -104,14 +104,6 @@ impl<'a> Call<'a> {
     pub fn command(&self) -> RawDoc<'a> {
         self.body.command.raw()
     }
-
-    /// Whether the time is over.
-    pub fn check_time(&self) -> Result<()> {
-        match self.deadline {
-            Some(deadline) if Instant::now() >= deadline => Err(time_is_over()),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// The error of a command that took longer than it may.

@@ -45,6 +45,11 @@ impl<'a> Fields<'a> {
         Error::location(40414, format!("BSON field '{}.{name}' is missing but a required field", self.path))
     }
 
+    /// The error about a field that is not known.
+    pub fn unknown(&self, name: &str) -> Error {
+        Error::location(40415, format!("BSON field '{}.{name}' is an unknown field.", self.path))
+    }
+
     /// A boolean; numbers count as whether they are not zero.
     pub fn boolean(&self, name: &str) -> Result<Option<bool>> {
         self.get(name)

@@ -7,10 +7,8 @@ use crate::failpoint::FailPoints;
 use crate::session::{SessionId, Sessions};
 use crate::snapshots::Snapshots;
 use crate::topology::{Identity, Topology};
-use parking_lot::Mutex;
 use rockdove_documents::{Doc, Timestamp};
 use rockdove_engine::{Engine, State};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,8 +18,6 @@ use tokio::sync::{Notify, Semaphore};
 const SWEEP: Duration = Duration::from_secs(30);
 /// Most long reads at one time; more wait for their turn.
 const HEAVY_READS_MAX: usize = 4;
-/// Most log lines that `getLog` remembers.
-const LOG_LINES_MAX: usize = 1024;
 
 /// The state behind all connections of this protocol.
 pub struct Shared {
@@ -53,7 +49,6 @@ pub struct Shared {
     pub registrations: crate::commands::messaging::Registrations,
     /// How many long reads may run beside the connections at one time.
     pub heavy_reads: Semaphore,
-    log: Mutex<VecDeque<String>>,
     reply_ids: AtomicI32,
 }
 
@@ -103,7 +98,6 @@ impl Shared {
             started: Instant::now(),
             registrations: Default::default(),
             heavy_reads: Semaphore::new(HEAVY_READS_MAX),
-            log: Mutex::default(),
             reply_ids: AtomicI32::new(1000),
         })
     }
@@ -122,20 +116,6 @@ impl Shared {
     pub fn end_session(&self, session: SessionId) {
         self.sessions.end(session);
         self.cursors.kill_where(|binding| binding.session == Some(session));
-    }
-
-    /// Keeps a line for `getLog`; the oldest go.
-    pub fn remember_log(&self, line: String) {
-        let mut log = self.log.lock();
-        if log.len() >= LOG_LINES_MAX {
-            log.pop_front();
-        }
-        log.push_back(line);
-    }
-
-    /// The lines kept for `getLog`.
-    pub fn log_lines(&self) -> Vec<String> {
-        self.log.lock().iter().cloned().collect()
     }
 
     /// Gives up idle sessions and cursors, again and again, until the server stops.

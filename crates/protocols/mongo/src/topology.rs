@@ -99,11 +99,6 @@ impl Topology {
         self.state.subscribe()
     }
 
-    /// Whether a client's `topologyVersion` is the one of now.
-    pub fn is_current(&self, process: ObjectId, counter: i64) -> bool {
-        self.process == process && self.state().counter == counter
-    }
-
     /// Whether a client's `topologyVersion` was given by this run of the server.
     pub fn is_ours(&self, process: ObjectId) -> bool {
         self.process == process

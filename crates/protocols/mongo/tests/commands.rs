@@ -3,8 +3,10 @@
 mod support;
 
 use rockdove_documents::{Doc, Owned, Value, doc};
+use rockdove_engine::Namespace;
+use rockdove_mongo::topology::Identity;
 use std::time::Duration;
-use support::{Peer, cursor, number, server};
+use support::{Peer, cursor, number, server, server_as, until_waits};
 
 fn session(byte: u8) -> Doc {
     doc! { "id": Owned::Binary { subtype: 4, bytes: vec![byte; 16].into() } }
@@ -200,7 +202,7 @@ async fn killing_a_waiting_cursor_ends_the_wait() {
     let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
     let (id, _) = cursor(&peer.good(&watch).await);
     peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 60_000, "$db": "db" }).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until_waits(&shared, "getMore").await;
     other.good(&doc! { "killCursors": "c", "cursors": [id], "$db": "db" }).await;
     assert_eq!(number(&peer.receive().await.unwrap().doc, "code"), 237);
 }
@@ -283,7 +285,7 @@ async fn a_tailable_cursor_waits_for_inserts() {
     let (id, docs) = cursor(&peer.good(&find).await);
     assert_eq!(docs.len(), 2);
     peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 20_000, "$db": "db" }).await;
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    until_waits(&shared, "getMore").await;
     let insert =
         doc! { "insert": "c", "documents": [{ "_id": 50, "n": 0 }, { "_id": 51, "n": 5 }], "$db": "db" };
     other.good(&insert).await;
@@ -541,4 +543,84 @@ async fn names_that_start_with_a_dollar_are_stored_where_mongodb_does() {
     assert_eq!(number(&reply, "nModified"), 1);
     let reply = peer.good(&update(doc! { "$replaceWith": { "$literal": { "_id": { "$a": 1 } } } })).await;
     assert_eq!(integer(&reply, "writeErrors.0.code"), 52);
+}
+
+#[tokio::test]
+async fn update_and_bulk_write_read_a_sort_alike() {
+    let single = |sort: &Doc, multi: bool| {
+        let update = doc! { "q": {}, "u": { "$set": { "x": 1 } }, "sort": sort, "multi": multi };
+        doc! { "update": "c", "updates": [update], "$db": "db" }
+    };
+    let bulk = |sort: &Doc, multi: bool| {
+        let op = doc! {
+            "update": 0, "filter": {}, "updateMods": { "$set": { "x": 1 } }, "sort": sort, "multi": multi,
+        };
+        doc! { "bulkWrite": 1, "ops": [op], "nsInfo": [{ "ns": "db.c" }], "$db": "admin" }
+    };
+    let sort = doc! { "n": (-1) };
+    let mut old = Peer::connect(&server());
+    assert_eq!(old.code(&single(&sort, false)).await, 40415);
+    assert_eq!(old.code(&bulk(&sort, false)).await, 40415);
+    let mut new = Peer::connect(&server_as(Identity { version: [8, 0, 0], ..Identity::default() }));
+    fill(&mut new, 3).await;
+    let reply = new.good(&single(&sort, true)).await;
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 9);
+    let reply = new.good(&bulk(&sort, true)).await;
+    assert_eq!(integer(&reply, "cursor.firstBatch.0.code"), 9);
+    assert_eq!(number(&new.good(&bulk(&sort, false)).await, "nModified"), 1);
+    let (_, found) = cursor(&new.good(&doc! { "find": "c", "filter": { "x": 1 }, "$db": "db" }).await);
+    assert_eq!(found[0].get("_id"), Some(Value::Int32(2)));
+}
+
+#[tokio::test]
+async fn a_bulk_delete_needs_a_filter() {
+    let mut peer = Peer::connect(&server());
+    fill(&mut peer, 1).await;
+    let bulk =
+        doc! { "bulkWrite": 1, "ops": [{ "delete": 0 }], "nsInfo": [{ "ns": "db.c" }], "$db": "admin" };
+    assert_eq!(peer.code(&bulk).await, 40414);
+}
+
+#[tokio::test]
+async fn the_log_is_not_kept_for_clients() {
+    let mut peer = Peer::connect(&server());
+    for name in ["global", "startupWarnings"] {
+        let reply = peer.good(&doc! { "getLog": name, "$db": "admin" }).await;
+        assert_eq!((number(&reply, "totalLinesWritten"), field(&reply, "log.0")), (0, None));
+    }
+    assert_eq!(peer.code(&doc! { "getLog": "other", "$db": "admin" }).await, 96);
+}
+
+#[tokio::test]
+async fn expanded_events_tell_more() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for name in ["a", "b"] {
+        peer.good(&doc! { "create": name, "$db": "db" }).await;
+    }
+    let doc = doc! { "_id": 1, "x": { "1": 1 }, "y": [{ "2": 1 }], "z": 1 };
+    peer.good(&doc! { "insert": "a", "documents": [doc], "$db": "db" }).await;
+    let stage = doc! { "$changeStream": { "showExpandedEvents": true } };
+    let watch = doc! { "aggregate": "a", "pipeline": [stage], "cursor": {}, "$db": "db" };
+    let (id, _) = cursor(&peer.good(&watch).await);
+    for set in [doc! { "x.1": 2, "y.0.2": 2, "z": 2 }, doc! { "z": 3 }] {
+        let update = doc! { "q": { "_id": 1 }, "u": { "$set": set } };
+        peer.good(&doc! { "update": "a", "updates": [update], "$db": "db" }).await;
+    }
+    peer.good(&doc! { "collMod": "a", "$db": "db" }).await;
+    let uuid = shared.engine.snapshot().collection(&Namespace::parse("db.b").unwrap()).unwrap().info.uuid;
+    let rename = doc! { "renameCollection": "db.a", "to": "db.b", "dropTarget": true, "$db": "admin" };
+    peer.good(&rename).await;
+    let more = doc! { "getMore": id, "collection": "a", "maxTimeMS": 1000, "$db": "db" };
+    let (_, events) = cursor(&peer.good(&more).await);
+    let types: Vec<_> =
+        events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+    assert_eq!(types, ["update", "update", "modify", "rename", "invalidate"]);
+    let paths =
+        field(&events[0], "updateDescription.disambiguatedPaths").and_then(|paths| paths.as_document());
+    assert_eq!(paths.unwrap().to_doc(), doc! { "x.1": ["x", "1"], "y.0.2": ["y", 0, "2"] });
+    assert_eq!(field(&events[1], "updateDescription.disambiguatedPaths"), None);
+    assert_eq!(field(&events[3], "operationDescription.to.coll"), Some(Value::String("b")));
+    let dropped = Value::Binary { subtype: 4, bytes: &uuid };
+    assert_eq!(field(&events[3], "operationDescription.dropTarget"), Some(dropped));
 }

@@ -139,7 +139,7 @@ fn prepare(
     let environment = environment(call, &parsing, &state);
     let (ns, stages) = match ns {
         Some(ns) => resolve(&state, ns, stages)?,
-        None => (Namespace::new(call.database, "$cmd.aggregate")?, copy(stages)),
+        None => (Namespace::new(call.database, "$cmd.aggregate")?, stages.to_doc()),
     };
     let collectionless = ns.collection().starts_with("$cmd");
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
@@ -245,7 +245,7 @@ pub fn leading_find(call: &Call<'_>, fields: &Fields<'_>) -> Result<Find> {
 
 /// Follows views down to the collection they read: its name, and their stages before `stages`.
 fn resolve(state: &State, ns: &Namespace, stages: RawDoc<'_>) -> Result<(Namespace, Doc)> {
-    let (mut ns, mut stages) = (ns.clone(), copy(stages));
+    let (mut ns, mut stages) = (ns.clone(), stages.to_doc());
     for _ in 0..=VIEW_DEPTH_MAX {
         let Some(view) = state.collection(&ns).and_then(|collection| collection.info.view.clone()) else {
             return Ok((ns, stages));
@@ -257,10 +257,6 @@ fn resolve(state: &State, ns: &Namespace, stages: RawDoc<'_>) -> Result<(Namespa
         (ns, stages) = (view.on, joined.finish());
     }
     Err(Failure::new(VIEW_TOO_DEEP, format!("View depth too deep or view cycle detected: {ns}")))
-}
-
-fn copy(stages: RawDoc<'_>) -> Doc {
-    stages.to_doc()
 }
 
 /// What the server itself supplies in place of a collection.
@@ -289,11 +285,9 @@ fn made(call: &Call<'_>, state: &State, ns: &Namespace, name: &str, spec: Value<
 }
 
 fn environment(call: &Call<'_>, parsing: &Parsing, state: &Arc<State>) -> Arc<Environment> {
-    let around = parsing.surroundings();
     let tables =
         Snapshot { state: state.clone(), database: call.database.to_string(), parsing: parsing.clone() };
-    let environment = Environment::new(around.now_ms, around.cluster_time, around.variables.values());
-    Arc::new(environment.with_tables(Arc::new(tables)))
+    Arc::new(parsing.surroundings().environment().with_tables(Arc::new(tables)))
 }
 
 /// The other collections of a pipeline, as they are in its snapshot.
@@ -319,8 +313,7 @@ impl Snapshot {
             database: ns.database().to_string(),
             parsing: self.parsing.clone(),
         };
-        let environment = Environment::new(around.now_ms, around.cluster_time, around.variables.values());
-        let environment = Arc::new(environment.with_tables(Arc::new(tables)));
+        let environment = Arc::new(around.environment().with_tables(Arc::new(tables)));
         Ok(Pipeline::parse(stages.raw(), around)?.run(input, &environment)?)
     }
 }

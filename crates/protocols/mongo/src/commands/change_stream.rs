@@ -90,8 +90,8 @@ fn rest<'v>(
     let stages = array.finish();
     let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
     let around = parsing.surroundings();
-    let environment = Environment::new(around.now_ms, around.cluster_time, around.variables.values());
-    let parsed = Stages { pipeline: Pipeline::parse_change_stream(stages.raw(), around)?, environment };
+    let pipeline = Pipeline::parse_change_stream(stages.raw(), around)?;
+    let parsed = Stages { pipeline, environment: around.environment() };
     let mut key = DocBuilder::new();
     key.append("stages", &stages).append("let", fields.document("let")?);
     key.append("collation", fields.document("collation")?);

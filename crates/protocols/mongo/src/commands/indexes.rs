@@ -74,10 +74,7 @@ fn list(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     let fields = Fields::new("listIndexes", call.command())?;
     let ns = query::namespace(call, &fields, "listIndexes")?;
     let collection = existing(call, &ns)?;
-    if collection.info.view.is_some() {
-        let message = format!("Namespace {ns} is a view, not a collection");
-        return Err(Failure::new(code::COMMAND_NOT_SUPPORTED_ON_VIEW, message));
-    }
+    collection.info.refuse_view()?;
     let mut specs: Vec<Doc> = collection.indexes().iter().map(|index| index.spec.doc.clone()).collect();
     if let (Some(Value::Document(clustered)), Some(first)) =
         (collection.info.options.get("clusteredIndex"), specs.first_mut())

@@ -37,10 +37,7 @@ impl Writer<'_> {
         let ns = self.namespace(sink.target())?;
         let state = self.call.shared.engine.snapshot();
         if let Some(collection) = state.collection(&ns) {
-            if collection.info.view.is_some() {
-                let message = format!("Namespace {ns} is a view, not a collection");
-                return Err(Failure::new(code::COMMAND_NOT_SUPPORTED_ON_VIEW, message));
-            }
+            collection.info.refuse_view()?;
             if collection.info.capped.is_some() && matches!(sink, Sink::Out(_)) {
                 let message = format!("namespace '{ns}' is capped so it can't be used for $out");
                 return Err(Failure::location(17152, message));

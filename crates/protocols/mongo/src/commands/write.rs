@@ -10,7 +10,7 @@ use crate::errors::{self, Failure, Result};
 use crate::hello::WRITE_BATCH_MAX;
 use crate::options::Fields;
 use bytes::Bytes;
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, Value, code};
 use rockdove_engine::{
     DeleteStatement, Namespace, Outcome, Retry, Statement, UpdateStatement, Write, WriteError, WriteReply,
 };
@@ -44,11 +44,13 @@ async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
 }
 
 async fn update(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
+    const NAMES: UpdateNames = UpdateNames { filter: "q", update: "u", constants: "c" };
     let fields = Fields::new("update", call.command())?;
     let ns = query::namespace(call, &fields, "update")?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "updates", |statement| {
-        parse_update(call, &parsing, &ns, statement.raw()).map(|update| Statement::Update(Box::new(update)))
+        let fields = Fields::new("update.updates", statement.raw())?;
+        Ok(Statement::Update(Box::new(parse_update(call, &parsing, ns.clone(), &fields, &NAMES)?)))
     })?;
     let done = perform(call, &fields, statements).await?;
     reply.append(
@@ -70,38 +72,52 @@ async fn update(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     Ok(Flow::Done)
 }
 
-fn parse_update(
+/// What the fields of an update statement are called: `update` and `bulkWrite` differ.
+pub struct UpdateNames {
+    /// Which documents.
+    pub filter: &'static str,
+    /// What to do with them.
+    pub update: &'static str,
+    /// Values for the variables of a pipeline.
+    pub constants: &'static str,
+}
+
+/// Reads an update statement of any command.
+pub fn parse_update(
     call: &Call<'_>,
     parsing: &Parsing,
-    ns: &Namespace,
-    statement: RawDoc<'_>,
+    ns: Namespace,
+    fields: &Fields<'_>,
+    names: &UpdateNames,
 ) -> Result<UpdateStatement> {
-    let fields = Fields::new("update.updates", statement)?;
     let multi = fields.flag("multi")?;
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(&fields)?;
-    let update =
-        parsing.update(fields.required("u")?, fields.array("arrayFilters")?, fields.document("c")?)?;
+    let parsing = parsing.with_collation(fields)?;
+    let update = parsing.update(
+        fields.required(names.update)?,
+        fields.array("arrayFilters")?,
+        fields.document(names.constants)?,
+    )?;
     if multi && update.is_replacement() {
         return Err(
             Error::failed_to_parse("multi update is not supported for replacement-style update").into()
         );
     }
     if fields.get("sort").is_some() && call.shared.identity.version < [8, 0, 0] {
-        return Err(Failure::location(40415, "BSON field 'update.updates.sort' is an unknown field."));
+        return Err(fields.unknown("sort").into());
     }
     let sort = parsing.sort(fields.document("sort")?)?;
     if multi && sort.is_some() {
         return Err(Error::failed_to_parse("Cannot specify sort with multi=true").into());
     }
     Ok(UpdateStatement {
-        ns: ns.clone(),
-        filter: parsing.filter(fields.required_document("q")?)?,
+        ns,
+        filter: parsing.filter(fields.required_document(names.filter)?)?,
         update,
         multi,
         upsert: fields.flag("upsert")?,
         sort,
-        hint: query::hint(&fields)?,
+        hint: query::hint(fields)?,
     })
 }
 
@@ -110,7 +126,9 @@ async fn delete(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let ns = query::namespace(call, &fields, "delete")?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "deletes", |statement| {
-        parse_delete(call, &parsing, &ns, statement.raw()).map(|delete| Statement::Delete(Box::new(delete)))
+        let fields = Fields::new("delete.deletes", statement.raw())?;
+        let multi = deletes_all(&fields)?;
+        Ok(Statement::Delete(Box::new(parse_delete(call, &parsing, ns.clone(), &fields, "q", multi)?)))
     })?;
     let done = perform(call, &fields, statements).await?;
     reply.append(
@@ -124,30 +142,36 @@ async fn delete(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     Ok(Flow::Done)
 }
 
-fn parse_delete(
-    call: &Call<'_>,
-    parsing: &Parsing,
-    ns: &Namespace,
-    statement: RawDoc<'_>,
-) -> Result<DeleteStatement> {
-    let fields = Fields::new("delete.deletes", statement)?;
-    let multi = match fields.integer("limit")? {
-        Some(0) => true,
-        Some(1) => false,
+/// Whether a statement of `delete` goes for all matching documents.
+fn deletes_all(fields: &Fields<'_>) -> Result<bool> {
+    match fields.integer("limit")? {
+        Some(0) => Ok(true),
+        Some(1) => Ok(false),
         Some(limit) => {
             let message = format!("The limit field in delete objects must be 0 or 1. Got {limit}");
-            return Err(Error::failed_to_parse(message).into());
+            Err(Error::failed_to_parse(message).into())
         }
-        None => return Err(fields.missing("limit").into()),
-    };
+        None => Err(fields.missing("limit").into()),
+    }
+}
+
+/// Reads a delete statement of any command; its filter is the field `filter`.
+pub fn parse_delete(
+    call: &Call<'_>,
+    parsing: &Parsing,
+    ns: Namespace,
+    fields: &Fields<'_>,
+    filter: &str,
+    multi: bool,
+) -> Result<DeleteStatement> {
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(&fields)?;
-    let filter = parsing.filter(fields.required_document("q")?)?;
-    Ok(DeleteStatement { ns: ns.clone(), filter, multi, hint: query::hint(&fields)? })
+    let parsing = parsing.with_collation(fields)?;
+    let filter = parsing.filter(fields.required_document(filter)?)?;
+    Ok(DeleteStatement { ns, filter, multi, hint: query::hint(fields)? })
 }
 
 /// A write to many documents cannot be told apart when it comes twice.
-pub fn refuse_retried_multi(call: &Call<'_>, multi: bool) -> Result<()> {
+fn refuse_retried_multi(call: &Call<'_>, multi: bool) -> Result<()> {
     if multi && call.session.transaction_number.is_some() {
         return Err(Failure::new(
             code::INVALID_OPTIONS,
