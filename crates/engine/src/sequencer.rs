@@ -129,9 +129,16 @@ pub enum Reply {
     Expired(oneshot::Sender<usize>, usize),
 }
 
-/// Replies that wait for the disk.
+/// Replies that wait for the disk, until the log fails: then they and all later ones get the failure.
 #[derive(Default)]
-pub struct SyncWaiters(Mutex<VecDeque<(u64, Reply)>>);
+pub struct SyncWaiters(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    /// Each with the position that has to be durable, in order.
+    replies: VecDeque<(u64, Reply)>,
+    failure: Option<Error>,
+}
 
 impl Reply {
     /// Sends the answer, or the error that came instead. Nobody may be listening any more: that is fine.
@@ -153,22 +160,32 @@ impl SyncWaiters {
     /// Sends the replies of everything up to `synced`.
     pub fn release(&self, synced: u64) {
         let mut waiting = self.0.lock();
-        let ready = waiting.partition_point(|(index, _)| *index <= synced);
-        let ready: Vec<_> = waiting.drain(..ready).collect();
+        let ready = waiting.replies.partition_point(|(index, _)| *index <= synced);
+        let ready: Vec<_> = waiting.replies.drain(..ready).collect();
         drop(waiting);
         ready.into_iter().for_each(|(_, reply)| reply.send(None));
     }
 
-    /// Fails all that wait: the disk did not take it.
+    /// Fails all that wait and all that come later: the disk takes nothing any more.
     pub fn fail(&self, reason: &str) {
         let message = format!("the log could not be made durable: {reason}");
         let error = Error::new(code::WRITE_CONCERN_FAILED, message);
-        let waiting: Vec<_> = self.0.lock().drain(..).collect();
-        waiting.into_iter().for_each(|(_, reply)| reply.send(Some(&error)));
+        let mut waiting = self.0.lock();
+        waiting.failure.get_or_insert_with(|| error.clone());
+        let failed = std::mem::take(&mut waiting.replies);
+        drop(waiting);
+        failed.into_iter().for_each(|(_, reply)| reply.send(Some(&error)));
     }
 
     fn push(&self, index: u64, reply: Reply) {
-        self.0.lock().push_back((index, reply));
+        let mut waiting = self.0.lock();
+        match waiting.failure.clone() {
+            None => waiting.replies.push_back((index, reply)),
+            Some(error) => {
+                drop(waiting);
+                reply.send(Some(&error));
+            }
+        }
     }
 }
 
@@ -188,7 +205,30 @@ pub struct Start {
 
 /// The place of the one sequencer. Its thread works there; a small request that finds it idle is carried out on
 /// the spot, by the thread that asks, which saves two changes of threads. Whoever holds the lock is the sequencer.
+///
+/// The place is empty once the sequencer has closed the log, or has panicked: what it had half done is in no log
+/// and must not be seen, so it ends, whichever thread it was, and every later request is refused.
 pub struct Desk(Mutex<Option<Sequencer>>);
+
+/// The sequencer at work. If it panics, it is gone.
+struct AtWork<'a> {
+    place: &'a mut Option<Sequencer>,
+    is_done: bool,
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        if let Some(sequencer) = self.place.take() {
+            tracing::error!("the sequencer panicked: no request is carried out any more");
+            let waiters = sequencer.waiters.clone();
+            drop(sequencer); // stops the journal: after that nothing is synced
+            waiters.fail("the sequencer panicked");
+        }
+    }
+}
 
 impl Desk {
     /// A desk with its sequencer.
@@ -198,27 +238,28 @@ impl Desk {
 
     /// Carries a request out now if nothing else is being carried out; gives it back otherwise.
     pub fn try_now(&self, request: Request) -> Option<Request> {
-        match self.0.try_lock().as_deref_mut() {
-            Some(Some(sequencer)) => {
-                sequencer.carry_out([request]);
+        match self.0.try_lock() {
+            Some(mut place) if place.is_some() => {
+                Desk::carry_out(&mut place, [request]);
                 None
             }
             _ => Some(request),
         }
     }
 
-    /// Carries out requests until told to stop or until nobody can ask any more.
+    /// Carries out requests until told to stop, until nobody can ask any more, or until the sequencer is gone.
     pub fn run(&self, mut requests: mpsc::Receiver<Request>) {
         let mut waiting = Vec::with_capacity(BATCH_REQUESTS_MAX);
         while requests.blocking_recv_many(&mut waiting, BATCH_REQUESTS_MAX) > 0 {
             let stop = waiting.iter().position(|request| matches!(request, Request::Stop(_)));
             let after = stop.map(|at| waiting.split_off(at));
-            if let Some(sequencer) = self.0.lock().as_mut() {
-                sequencer.carry_out(waiting.drain(..));
-            }
+            let is_there = Desk::carry_out(&mut self.0.lock(), waiting.drain(..));
             if let Some(Request::Stop(reply)) = after.and_then(|after| after.into_iter().next()) {
                 let _ = reply.send(self.close()); // whoever asked may have gone
                 return;
+            }
+            if !is_there {
+                return; // whoever asked is told by the end of the queue
             }
         }
         if let Err(reason) = self.close() {
@@ -226,8 +267,18 @@ impl Desk {
         }
     }
 
+    /// Carries out requests, if the sequencer is there.
+    fn carry_out(place: &mut Option<Sequencer>, requests: impl IntoIterator<Item = Request>) -> bool {
+        let mut work = AtWork { place, is_done: false };
+        if let Some(sequencer) = work.place.as_mut() {
+            sequencer.carry_out(requests);
+        }
+        work.is_done = true;
+        work.place.is_some()
+    }
+
     fn close(&self) -> Result<(), String> {
-        self.0.lock().take().map_or(Ok(()), Sequencer::close)
+        self.0.lock().take().map_or_else(|| Err("the sequencer panicked".into()), Sequencer::close)
     }
 }
 
@@ -524,10 +575,11 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    /// A log on a disk that can be full.
+    /// A log on a disk that can be full, or worse.
     #[derive(Clone, Default)]
     struct SmallDisk {
         full: Arc<AtomicBool>,
+        panics: Arc<AtomicBool>,
         appended: Arc<Mutex<Vec<Vec<u8>>>>,
     }
 
@@ -536,6 +588,7 @@ mod tests {
             if self.full.load(Ordering::Relaxed) {
                 return Err(CommitError::NoSpace("no room".into()));
             }
+            assert!(!self.panics.load(Ordering::Relaxed), "a panic in the middle of a batch");
             let mut appended = self.appended.lock();
             appended.push(parts.concat());
             Ok(appended.len() as u64)
@@ -554,6 +607,8 @@ mod tests {
 
     struct Running {
         requests: mpsc::Sender<Request>,
+        desk: Arc<Desk>,
+        waiters: Arc<SyncWaiters>,
         published: Arc<ArcSwap<State>>,
         feed: Arc<Feed>,
     }
@@ -561,6 +616,7 @@ mod tests {
     fn start(log: SmallDisk) -> Running {
         let published = Arc::new(ArcSwap::from_pointee(State::default()));
         let feed = Arc::new(Feed::start(1, Timestamp::default(), 1 << 20).unwrap());
+        let waiters = Arc::new(SyncWaiters::default());
         let sequencer = Sequencer::new(Start {
             state: State::default(),
             sessions: Sessions::default(),
@@ -570,30 +626,38 @@ mod tests {
             published: published.clone(),
             feed: feed.clone(),
             clock: Clock::system(),
-            waiters: Arc::default(),
+            waiters: waiters.clone(),
             memory: Arc::new(Memory::new(1 << 30, 75, 90)),
         });
         let (requests, inbox) = mpsc::channel(16);
-        let desk = Desk::new(sequencer);
-        std::thread::spawn(move || desk.run(inbox));
-        Running { requests, published, feed }
+        let desk = Arc::new(Desk::new(sequencer));
+        let works = desk.clone();
+        std::thread::spawn(move || works.run(inbox));
+        Running { requests, desk, waiters, published, feed }
     }
 
     fn ns() -> Namespace {
         Namespace::new("db", "c").unwrap()
     }
 
-    async fn write(running: &Running, statement: Statement, retry: Option<Retry>) -> Result<WriteReply> {
+    type WriteAnswer = oneshot::Receiver<Result<WriteReply>>;
+
+    fn request(statement: Statement, retry: Option<Retry>, ack: Ack) -> (Request, WriteAnswer) {
         let (to, reply) = oneshot::channel();
-        let write = Write {
-            statements: vec![statement],
-            ordered: true,
-            retry,
-            ack: Ack::Written,
-            bypass_validation: false,
-        };
-        running.requests.send(Request::Write(Box::new(write), to)).await.expect("the sequencer runs");
-        tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap()
+        let statements = vec![statement];
+        let write = Write { statements, ordered: true, retry, ack, bypass_validation: false };
+        (Request::Write(Box::new(write), to), reply)
+    }
+
+    /// The answer; none if the request was dropped.
+    async fn answer(reply: WriteAnswer) -> Option<Result<WriteReply>> {
+        tokio::time::timeout(Duration::from_secs(10), reply).await.expect("an answer in time").ok()
+    }
+
+    async fn write(running: &Running, statement: Statement, retry: Option<Retry>) -> Result<WriteReply> {
+        let (request, reply) = request(statement, retry, Ack::Written);
+        running.requests.send(request).await.expect("the sequencer runs");
+        answer(reply).await.expect("the sequencer answers")
     }
 
     fn insert(id: i32) -> Statement {
@@ -636,5 +700,61 @@ mod tests {
         assert_eq!(stored.bytes().as_ptr(), doc.bytes().as_ptr());
         let logged = disk.appended.lock()[0].clone();
         assert!(logged.windows(doc.bytes().len()).any(|window| window == &doc.bytes()[..]));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_panic_ends_the_sequencer_on_whatever_thread_it_was() {
+        for on_its_thread in [true, false] {
+            let disk = SmallDisk::default();
+            let running = start(disk.clone());
+            write(&running, insert(1), None).await.unwrap();
+            let before = running.published.load_full();
+            disk.panics.store(true, Ordering::Relaxed);
+            let (panics, reply) = request(insert(2), None, Ack::Written);
+            if on_its_thread {
+                running.requests.send(panics).await.expect("the sequencer runs");
+            } else {
+                let desk = running.desk.clone();
+                let here = move || {
+                    let mut left = Some(panics);
+                    while let Some(request) = left {
+                        left = desk.try_now(request); // its thread may still be on its way from the desk
+                    }
+                };
+                assert!(std::thread::spawn(here).join().is_err());
+            }
+            assert!(answer(reply).await.is_none());
+            // What was half done is not seen, also when the log would take it again.
+            disk.panics.store(false, Ordering::Relaxed);
+            let (now, _) = request(insert(3), None, Ack::Written);
+            let refused = running.desk.try_now(now).expect("nobody is at the desk");
+            let (queued, reply) = request(insert(4), None, Ack::Written);
+            if running.requests.send(queued).await.is_ok() {
+                assert!(answer(reply).await.is_none());
+            }
+            drop(refused);
+            running.requests.closed().await;
+            assert!(running.desk.close().is_err());
+            assert_eq!(disk.appended.lock().len(), 1);
+            assert_eq!(running.published.load().at(), before.at());
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_waits_for_a_failed_disk_is_told_whenever_it_comes() {
+        let running = start(SmallDisk::default());
+        let wait = |index| {
+            let (to, reply) = oneshot::channel();
+            running.waiters.push(index, Reply::Sync(to));
+            reply
+        };
+        let (early, beyond) = (wait(1), wait(2));
+        running.waiters.release(1);
+        assert_eq!(early.await, Ok(Ok(())));
+        running.waiters.fail("broken");
+        for reply in [beyond, wait(2), wait(3)] {
+            let told = tokio::time::timeout(Duration::from_secs(10), reply).await.expect("told in time");
+            assert_eq!(told.unwrap().unwrap_err().code, code::WRITE_CONCERN_FAILED);
+        }
     }
 }
