@@ -122,10 +122,7 @@ pub fn insert(
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
     seq.memory.check(seq.state.bytes())?;
-    let info = seq.ensure_collection(ns, batch)?;
-    refuse_view(&info)?;
-    validate(&info, &doc, bypass)?;
-    put_new(seq, &info, doc, batch)?;
+    put(seq, ns, doc, bypass, batch)?;
     Ok(Outcome::Inserted)
 }
 
@@ -136,8 +133,10 @@ fn put_new(
     doc: Doc,
     batch: &mut Batch,
 ) -> Result<(), WriteError> {
-    let Some(collection) = seq.state.by_number(info.number) else { return Ok(()) };
-    let record = collection.next_record();
+    let collection = seq.state.by_number(info.number);
+    let record = collection
+        .map(|collection| collection.next_record())
+        .ok_or_else(|| Error::new(code::INTERNAL_ERROR, format!("collection {} is not there", info.ns)))?;
     let effect = Effect::Insert { collection: info.number, record, doc: doc.clone() };
     seq.effect(batch, effect, None).map_err(|error| explain(seq, info, &doc, error))
 }
@@ -169,32 +168,40 @@ pub fn update(
     let hits =
         select(seq, &statement.ns, &statement.filter, statement.sort.as_ref(), statement.hint.as_ref(), one)?;
     if hits.is_empty() && statement.upsert {
-        let (id, _) = upsert(seq, &statement.ns, &statement.filter, &statement.update, bypass, batch)?;
+        let (id, doc) = upserted(seq, &statement.filter, &statement.update, batch)?;
+        put(seq, &statement.ns, doc, bypass, batch)?;
         return Ok(Outcome::Updated { matched: 0, modified: 0, upserted: Some(id) });
     }
     let (matched, mut modified) = (hits.len() as u64, 0);
     for hit in hits {
-        modified += u64::from(change(seq, &statement.ns, &hit, &statement.update, bypass, batch)?.is_some());
+        if let Some(change) = change(seq, &statement.ns, &hit, &statement.update, bypass)? {
+            change.carry_out(seq, batch)?;
+            modified += 1;
+        }
     }
     Ok(Outcome::Updated { matched, modified, upserted: None })
 }
 
-/// Changes one document; returns it as it is afterwards if it changed.
+/// A change of one document that is ready to be carried out.
+struct Change {
+    info: Arc<CollectionInfo>,
+    effect: Effect,
+    after: Doc,
+}
+
+/// What an update does to one document; `None` if nothing.
 fn change(
-    seq: &mut Sequencer,
+    seq: &Sequencer,
     ns: &Namespace,
     hit: &Hit,
     update: &Update,
     bypass: bool,
-    batch: &mut Batch,
-) -> Result<Option<Doc>, WriteError> {
+) -> Result<Option<Change>, WriteError> {
     let applied = update.apply(hit.doc.raw(), hit.positional, false)?;
     if !applied.changed {
         return Ok(None);
     }
-    let Some(info) = seq.state.collection(ns).map(|collection| collection.info.clone()) else {
-        return Ok(None);
-    };
+    let info = info_of(seq, ns)?;
     refuse_view(&info)?;
     check_updated_size(&applied.doc)?;
     validate(&info, &applied.doc, bypass)?;
@@ -211,19 +218,24 @@ fn change(
         },
         None => Effect::Replace { collection, record, doc: after.clone(), before },
     };
-    seq.effect(batch, effect, Some(after.clone())).map_err(|error| explain(seq, &info, &after, error))?;
-    Ok(Some(after))
+    Ok(Some(Change { info, effect, after }))
 }
 
-/// Inserts the document that an upsert makes of filter and update; returns its `_id` and the document.
-fn upsert(
-    seq: &mut Sequencer,
-    ns: &Namespace,
-    filter: &Filter,
-    update: &Update,
-    bypass: bool,
-    batch: &mut Batch,
-) -> Result<(Owned, Doc), WriteError> {
+impl Change {
+    fn carry_out(self, seq: &mut Sequencer, batch: &mut Batch) -> Result<(), WriteError> {
+        let Change { info, effect, after } = self;
+        seq.effect(batch, effect, Some(after.clone())).map_err(|error| explain(seq, &info, &after, error))
+    }
+}
+
+/// The collection in which a statement has found something.
+fn info_of(seq: &Sequencer, ns: &Namespace) -> Result<Arc<CollectionInfo>> {
+    let collection = seq.state.collection(ns).map(|collection| collection.info.clone());
+    collection.ok_or_else(|| Error::new(code::INTERNAL_ERROR, format!("collection {ns} is not there")))
+}
+
+/// The document that an upsert makes of filter and update, with its `_id`.
+fn upserted(seq: &Sequencer, filter: &Filter, update: &Update, batch: &Batch) -> Result<(Owned, Doc)> {
     seq.memory.check(seq.state.bytes())?;
     let equalities =
         filter.equalities().into_iter().map(|(path, value)| (path.to_string(), value.to_owned()));
@@ -231,11 +243,21 @@ fn upsert(
     let id = doc.get("_id").unwrap_or(Value::Null).to_owned();
     check_id(id.value())?;
     check_size(&doc)?;
+    Ok((id, doc))
+}
+
+/// Stores a document where it fits the collection, which is made if it is not there.
+fn put(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    doc: Doc,
+    bypass: bool,
+    batch: &mut Batch,
+) -> Result<(), WriteError> {
     let info = seq.ensure_collection(ns, batch)?;
     refuse_view(&info)?;
     validate(&info, &doc, bypass)?;
-    put_new(seq, &info, doc.clone(), batch)?;
-    Ok((id, doc))
+    put_new(seq, &info, doc, batch)
 }
 
 /// Carries out a delete statement.
@@ -256,7 +278,8 @@ pub fn delete(
     Ok(Outcome::Deleted { count })
 }
 
-/// Changes or removes one document and returns it.
+/// Changes or removes one document and returns it. The document to return is made before anything is changed: an
+/// error in it is an error of a command that did nothing.
 pub fn find_and_modify(
     seq: &mut Sequencer,
     command: &FindAndModify,
@@ -264,34 +287,38 @@ pub fn find_and_modify(
 ) -> Result<FindAndModifyReply, WriteError> {
     let hits = select(seq, &command.ns, &command.filter, command.sort.as_ref(), command.hint.as_ref(), true)?;
     let hit = hits.into_iter().next();
-    let (found, mut upserted) = (hit.is_some(), None);
-    let positional = hit.as_ref().and_then(|hit| hit.positional);
+    let found = hit.is_some();
+    let shown = |doc: &Doc, positional| match &command.projection {
+        Some(projection) => projection.apply(doc, positional),
+        None => Ok(doc.clone()),
+    };
+    let bypass = command.bypass_validation;
+    let mut id = None;
     let value = match (&command.action, hit) {
         (Modify::Remove, Some(hit)) => {
-            if let Some(info) = seq.state.collection(&command.ns).map(|collection| collection.info.clone()) {
-                refuse_view(&info)?;
-                seq.remove(&info, hit.record, &hit.doc, batch)?;
-            }
-            Some(hit.doc)
+            let info = info_of(seq, &command.ns)?;
+            refuse_view(&info)?;
+            let value = shown(&hit.doc, hit.positional)?;
+            seq.remove(&info, hit.record, &hit.doc, batch)?;
+            Some(value)
         }
-        (Modify::Remove, None) => None,
         (Modify::Update { update, return_new, .. }, Some(hit)) => {
-            let after = change(seq, &command.ns, &hit, update, command.bypass_validation, batch)?;
-            Some(if *return_new { after.unwrap_or(hit.doc) } else { hit.doc })
+            let change = change(seq, &command.ns, &hit, update, bypass)?;
+            let after = change.as_ref().filter(|_| *return_new).map(|change| &change.after);
+            let value = shown(after.unwrap_or(&hit.doc), hit.positional)?;
+            change.map_or(Ok(()), |change| change.carry_out(seq, batch))?;
+            Some(value)
         }
-        (Modify::Update { upsert: false, .. }, None) => None,
-        (Modify::Update { update, return_new, .. }, None) => {
-            let bypass = command.bypass_validation;
-            let made = upsert(seq, &command.ns, &command.filter, update, bypass, batch)?;
-            upserted = Some(made.0);
-            return_new.then_some(made.1)
+        (Modify::Update { update, upsert: true, return_new }, None) => {
+            let (new_id, doc) = upserted(seq, &command.filter, update, batch)?;
+            let value = return_new.then(|| shown(&doc, None)).transpose()?;
+            put(seq, &command.ns, doc, bypass, batch)?;
+            id = Some(new_id);
+            value
         }
+        (Modify::Remove | Modify::Update { upsert: false, .. }, None) => None,
     };
-    let value = match (&command.projection, value) {
-        (Some(projection), Some(doc)) => Some(projection.apply(&doc, positional)?),
-        (_, value) => value,
-    };
-    Ok(FindAndModifyReply { value, found, upserted, retried: false, at: seq.state.at() })
+    Ok(FindAndModifyReply { value, found, upserted: id, retried: false, at: seq.state.at() })
 }
 
 /// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many.

@@ -2,7 +2,8 @@
 
 mod support;
 
-use rockdove_documents::{Owned, Value, doc};
+use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
+use rockdove_documents::{Owned, RawDoc, Value, doc};
 use rockdove_engine::{Definition, FindAndModify, Modify, Namespace, Options, Outcome, StartAt, Write};
 use std::time::Duration;
 use support::*;
@@ -151,6 +152,49 @@ async fn one_of_many_finders_takes_each_document() {
         all += taker.await.unwrap();
     }
     assert_eq!(all, 100);
+}
+
+/// Fails on every document.
+#[derive(Debug)]
+struct Fails;
+
+impl Compute for Fails {
+    fn compute(&self, _doc: RawDoc<'_>) -> rockdove_documents::Result<Option<Owned>> {
+        Err(rockdove_documents::Error::bad_value("can't $divide by zero"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_whose_answer_fails_changes_nothing() {
+    let engine = open(Options::memory()).await;
+    insert(&engine, &ns(), doc! { "_id": 1, "n": 1 }).await.unwrap();
+    let before = engine.operation_time();
+    let update = |upsert, return_new| Modify::Update {
+        update: Box::new(parsed_update(doc! { "$inc": { "n": 1 } })),
+        upsert,
+        return_new,
+    };
+    let commands =
+        [(1, Modify::Remove), (1, update(false, false)), (1, update(false, true)), (2, update(true, true))];
+    for (id, action) in commands {
+        let parse = |_: Value<'_>| Ok(Box::new(Fails) as Box<dyn Compute>);
+        let options = ProjectionOptions { collation: None, expr: Some(&parse), stage: false };
+        let projection = Projection::parse(doc! { "x": { "$divide": [1, 0] } }.raw(), &options).unwrap();
+        let command = FindAndModify {
+            ns: ns(),
+            filter: filter(doc! { "_id": id }),
+            sort: None,
+            action,
+            projection: Some(projection),
+            hint: None,
+            retry: None,
+            ack: Default::default(),
+            bypass_validation: false,
+        };
+        assert_eq!(bounded(engine.find_and_modify(command)).await.unwrap_err().error.code.number, 2);
+        assert_eq!(find(&engine, &ns(), doc! {}), [doc! { "_id": 1, "n": 1 }]);
+        assert_eq!(engine.operation_time(), before);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
