@@ -39,7 +39,8 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Most requests in one batch.
 const BATCH_REQUESTS_MAX: usize = 512;
-/// A batch is committed when its effects reach this size.
+/// A batch is committed when its effects reach this size, also in the middle of a write: only its single effects
+/// are atomic. One effect is at most a few documents, so that no batch comes near the log's limit for an entry.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 /// One position of the log is remembered for so many bytes of it.
 const MARK_BYTES: usize = 1 << 20;
@@ -115,6 +116,14 @@ pub struct Batch {
     /// Milliseconds since 1970 for everything in the batch.
     pub wall_ms: i64,
     upto: Timestamp,
+    /// Why the log refused the batch before, in which the request under way began.
+    refused: Option<Error>,
+}
+
+impl Batch {
+    fn is_full(&self) -> bool {
+        self.encoder.size() >= BATCH_BYTES_MAX
+    }
 }
 
 /// What a `findAndModify` comes to.
@@ -302,16 +311,33 @@ impl Sequencer {
         }
     }
 
-    /// Carries out waiting requests in as few batches as the limits allow.
+    /// Carries out waiting requests in as few batches as the limits allow. Where the log refuses one, the replies
+    /// in it say so.
     fn carry_out(&mut self, requests: impl IntoIterator<Item = Request>) {
         let mut batch = self.start_batch();
         for request in requests {
             self.evaluate(request, &mut batch);
-            if batch.encoder.size() >= BATCH_BYTES_MAX {
-                self.commit(std::mem::replace(&mut batch, self.start_batch()));
+            if batch.is_full() {
+                self.renew(&mut batch);
             }
         }
         self.commit(batch);
+    }
+
+    /// Commits what there is of a batch and begins the next.
+    fn renew(&mut self, batch: &mut Batch) {
+        let next = self.start_batch();
+        batch.refused = self.commit(std::mem::replace(batch, next));
+    }
+
+    /// Lets the request under way go on in another batch if this one is full. Fails if the log refused it: the
+    /// whole request has failed then, however much of it is in the log already. A retryable statement must not be
+    /// parted from its record.
+    pub(crate) fn make_room(&mut self, batch: &mut Batch) -> Result<()> {
+        if batch.is_full() {
+            self.renew(batch);
+        }
+        batch.refused.clone().map_or(Ok(()), Err)
     }
 
     /// Ends: closes the log and answers what waits for the disk.
@@ -338,10 +364,12 @@ impl Sequencer {
             retries: vec![],
             wall_ms,
             upto: self.state.at(),
+            refused: None,
         }
     }
 
     fn evaluate(&mut self, request: Request, batch: &mut Batch) {
+        batch.refused = None; // what it was is no matter of this request
         match request {
             Request::Write(write, to) => {
                 let ack = write.ack;
@@ -369,7 +397,7 @@ impl Sequencer {
 
     fn checkpoint(&mut self, to: oneshot::Sender<CheckpointData>, batch: &mut Batch) {
         // What this batch did so far has to be in the log before it can be in a checkpoint.
-        self.commit(std::mem::replace(batch, self.start_batch()));
+        self.renew(batch);
         let wanted = self.feed.stats().complete_after;
         while self.marks.len() > 1 && self.marks[1].0 <= wanted {
             self.marks.pop_front();
@@ -393,17 +421,25 @@ impl Sequencer {
                 retried.push(number);
                 continue;
             }
+            if one.is_multi() {
+                // It may take several batches, and what is in the log shall be known there as done.
+                self.remember(&write.retry, &mut done, batch)?;
+            }
             let result = self.statement(one, write.bypass_validation, batch);
             if let (Ok(outcome), Some(number)) = (&result, number) {
                 sessions::push(&mut done, number, Stored::Outcome(outcome.clone()));
             }
             let failed = result.is_err();
             results.push(result);
+            if batch.is_full() {
+                self.remember(&write.retry, &mut done, batch)?;
+            }
+            self.make_room(batch)?;
             if failed && write.ordered {
                 break;
             }
         }
-        self.remember(write.retry, done, batch)?;
+        self.remember(&write.retry, &mut done, batch)?;
         Ok(WriteReply { results, retried, at: self.state.at() })
     }
 
@@ -427,7 +463,7 @@ impl Sequencer {
             let (value, found, upserted) = (reply.value.clone(), reply.found, reply.upserted.clone());
             let mut done = Vec::new();
             sessions::push(&mut done, statement_number(retry, 0), Stored::Found { value, found, upserted });
-            self.remember(command.retry, done, batch)?;
+            self.remember(&command.retry, &mut done, batch)?;
         }
         reply.at = self.state.at();
         Ok(reply)
@@ -441,8 +477,9 @@ impl Sequencer {
     }
 
     /// Notes what a retryable write has done, in the log and for the rest of the batch.
-    fn remember(&mut self, retry: Option<Retry>, done: Vec<Done>, batch: &mut Batch) -> Result<()> {
+    fn remember(&mut self, retry: &Option<Retry>, done: &mut Vec<Done>, batch: &mut Batch) -> Result<()> {
         let (Some(retry), false) = (retry, done.is_empty()) else { return Ok(()) };
+        let done = std::mem::take(done);
         let statement = sessions::describe(&retry.session, retry.number, batch.wall_ms, &done);
         batch.pending.apply(statement.raw())?;
         batch.retries.push(statement.clone());
@@ -495,8 +532,9 @@ impl Sequencer {
         self.effect(batch, Effect::Remove { collection: info.number, record, key: key_of(doc), before }, None)
     }
 
-    /// Makes a batch lasting and visible, then lets its events and replies out.
-    fn commit(&mut self, batch: Batch) {
+    /// Makes a batch lasting and visible, then lets its events and replies out. Returns why the log refused it,
+    /// if it did.
+    fn commit(&mut self, batch: Batch) -> Option<Error> {
         let mut failure = None;
         if batch.encoder.len() > 0 {
             let size = batch.encoder.size();
@@ -528,6 +566,7 @@ impl Sequencer {
             self.waiters.release(self.log.synced());
         }
         self.expire_sessions(batch.wall_ms);
+        failure
     }
 
     fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Arc<Event>>) {
@@ -548,6 +587,8 @@ impl Sequencer {
         tracing::error!(%error, "a batch of writes was refused");
         match error {
             CommitError::NoSpace(reason) => Error::new(code::OUT_OF_DISK_SPACE, reason),
+            CommitError::TooLarge(reason) => Error::new(code::BSON_OBJECT_TOO_LARGE, reason),
+            CommitError::Refused(reason) => Error::new(code::OPERATION_FAILED, reason),
             CommitError::Failed(reason) => Error::new(code::INTERNAL_ERROR, reason),
         }
     }
@@ -569,27 +610,56 @@ fn statement_number(retry: &Retry, position: usize) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::DeleteStatement;
-    use rockdove_documents::doc;
+    use crate::command::{DeleteStatement, UpdateStatement};
+    use crate::effects::BatchDecoder;
     use rockdove_documents::filter::Filter;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use rockdove_documents::update::Update;
+    use rockdove_documents::{Value, doc};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::Duration;
 
     /// A log on a disk that can be full, or worse.
-    #[derive(Clone, Default)]
+    #[derive(Clone)]
     struct SmallDisk {
-        full: Arc<AtomicBool>,
+        /// How many batches fit.
+        room: Arc<AtomicUsize>,
         panics: Arc<AtomicBool>,
         appended: Arc<Mutex<Vec<Vec<u8>>>>,
     }
 
+    impl SmallDisk {
+        fn new() -> SmallDisk {
+            let room = Arc::new(AtomicUsize::new(usize::MAX));
+            SmallDisk { room, panics: Arc::default(), appended: Arc::default() }
+        }
+
+        /// The state that the batches lead to.
+        fn replayed(&self) -> State {
+            let (mut state, mut scratch) = (State::default(), Scratch::default());
+            for batch in self.appended.lock().iter() {
+                let decoder = BatchDecoder::new(batch.clone().into()).unwrap();
+                let wall_ms = decoder.wall_ms;
+                for effect in decoder {
+                    let (at, effect) = effect.unwrap();
+                    state.apply(at, wall_ms, &effect, None, &mut scratch).unwrap();
+                }
+            }
+            state
+        }
+
+        /// Sizes of the batches from this one on.
+        fn sizes(&self, from: usize) -> Vec<usize> {
+            self.appended.lock()[from..].iter().map(Vec::len).collect()
+        }
+    }
+
     impl CommitLog for SmallDisk {
         fn append(&mut self, parts: &[&[u8]], _time_ns: u64) -> Result<u64, CommitError> {
-            if self.full.load(Ordering::Relaxed) {
+            let mut appended = self.appended.lock();
+            if appended.len() >= self.room.load(Ordering::Relaxed) {
                 return Err(CommitError::NoSpace("no room".into()));
             }
             assert!(!self.panics.load(Ordering::Relaxed), "a panic in the middle of a batch");
-            let mut appended = self.appended.lock();
             appended.push(parts.concat());
             Ok(appended.len() as u64)
         }
@@ -613,22 +683,26 @@ mod tests {
         feed: Arc<Feed>,
     }
 
-    fn start(log: SmallDisk) -> Running {
-        let published = Arc::new(ArcSwap::from_pointee(State::default()));
-        let feed = Arc::new(Feed::start(1, Timestamp::default(), 1 << 20).unwrap());
-        let waiters = Arc::new(SyncWaiters::default());
-        let sequencer = Sequencer::new(Start {
+    /// A sequencer without a thread.
+    fn sequencer(log: SmallDisk) -> Sequencer {
+        Sequencer::new(Start {
             state: State::default(),
             sessions: Sessions::default(),
             log: Box::new(log),
             index: 0,
             marks: VecDeque::new(),
-            published: published.clone(),
-            feed: feed.clone(),
+            published: Arc::default(),
+            feed: Arc::new(Feed::start(1, Timestamp::default(), 1 << 20).unwrap()),
             clock: Clock::system(),
-            waiters: waiters.clone(),
+            waiters: Arc::default(),
             memory: Arc::new(Memory::new(1 << 30, 75, 90)),
-        });
+        })
+    }
+
+    fn start(log: SmallDisk) -> Running {
+        let sequencer = sequencer(log);
+        let (published, feed) = (sequencer.published.clone(), sequencer.feed.clone());
+        let waiters = sequencer.waiters.clone();
         let (requests, inbox) = mpsc::channel(16);
         let desk = Arc::new(Desk::new(sequencer));
         let works = desk.clone();
@@ -666,11 +740,11 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_full_disk_refuses_writes_and_forgets_them_until_there_is_room() {
-        let disk = SmallDisk::default();
+        let disk = SmallDisk::new();
         let running = start(disk.clone());
         write(&running, insert(1), None).await.unwrap();
         let (before, at) = (running.published.load_full(), running.feed.stats().last);
-        disk.full.store(true, Ordering::Relaxed);
+        disk.room.store(0, Ordering::Relaxed);
         let retry = Retry { session: bytes::Bytes::from_static(b"s"), number: 1, statements: vec![] };
         for refused in
             [write(&running, insert(2), Some(retry.clone())).await, write(&running, insert(3), None).await]
@@ -680,7 +754,7 @@ mod tests {
         assert_eq!(running.published.load().at(), before.at());
         assert_eq!(running.published.load().collection(&ns()).unwrap().len(), 1);
         assert_eq!(running.feed.stats().last, at);
-        disk.full.store(false, Ordering::Relaxed);
+        disk.room.store(usize::MAX, Ordering::Relaxed);
         let again = write(&running, insert(2), Some(retry)).await.unwrap();
         assert_eq!((again.retried.len(), again.results), (0, vec![Ok(Outcome::Inserted)]));
         let delete = DeleteStatement { ns: ns(), filter: Filter::all(), multi: true, hint: None };
@@ -691,7 +765,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_large_document_goes_into_the_log_as_it_is() {
-        let disk = SmallDisk::default();
+        let disk = SmallDisk::new();
         let running = start(disk.clone());
         let doc = doc! { "_id": 1, "text": "x".repeat(5000) };
         write(&running, Statement::Insert { ns: ns(), doc: doc.clone() }, None).await.unwrap();
@@ -705,7 +779,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_panic_ends_the_sequencer_on_whatever_thread_it_was() {
         for on_its_thread in [true, false] {
-            let disk = SmallDisk::default();
+            let disk = SmallDisk::new();
             let running = start(disk.clone());
             write(&running, insert(1), None).await.unwrap();
             let before = running.published.load_full();
@@ -742,7 +816,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn who_waits_for_a_failed_disk_is_told_whenever_it_comes() {
-        let running = start(SmallDisk::default());
+        let running = start(SmallDisk::new());
         let wait = |index| {
             let (to, reply) = oneshot::channel();
             running.waiters.push(index, Reply::Sync(to));
@@ -755,6 +829,133 @@ mod tests {
         for reply in [beyond, wait(2), wait(3)] {
             let told = tokio::time::timeout(Duration::from_secs(10), reply).await.expect("told in time");
             assert_eq!(told.unwrap().unwrap_err().code, code::WRITE_CONCERN_FAILED);
+        }
+    }
+
+    const LARGE: usize = 1 << 20;
+    const COUNT: i32 = 12;
+
+    /// A collection that keeps images, with large documents.
+    fn large_documents(sequencer: &mut Sequencer) {
+        let options = doc! { "changeStreamPreAndPostImages": { "enabled": true } };
+        let (to, _) = oneshot::channel();
+        let create = Definition::Create { ns: ns(), options };
+        sequencer.carry_out([Request::Define(Box::new(create), Ack::Written, to)]);
+        let index = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 0 };
+        let (to, _) = oneshot::channel();
+        let indexes = Definition::CreateIndexes { ns: ns(), specs: vec![index] };
+        sequencer.carry_out([Request::Define(Box::new(indexes), Ack::Written, to)]);
+        for id in 0..COUNT {
+            let doc = doc! { "_id": id, "n": 0, "at": Value::DateTime(1), "text": "x".repeat(LARGE) };
+            assert!(
+                carried_out(sequencer, request(Statement::Insert { ns: ns(), doc }, None, Ack::Written))
+                    .is_ok()
+            );
+        }
+    }
+
+    fn carried_out(
+        sequencer: &mut Sequencer,
+        (request, mut reply): (Request, WriteAnswer),
+    ) -> Result<WriteReply> {
+        sequencer.carry_out([request]);
+        reply.try_recv().expect("a request that is carried out is answered")
+    }
+
+    fn increment(query: Doc, multi: bool) -> Statement {
+        let update = doc! { "$inc": { "n": 1 } };
+        let update = Update::parse(Value::Document(update.raw()), None, &Default::default()).unwrap();
+        let filter = Filter::parse(query.raw(), &Default::default()).unwrap();
+        let (sort, hint) = (None, None);
+        let ns = ns();
+        Statement::Update(Box::new(UpdateStatement { ns, filter, update, multi, upsert: false, sort, hint }))
+    }
+
+    fn one_by_one() -> Vec<Statement> {
+        (0..COUNT).map(|id| increment(doc! { "_id": id }, false)).collect()
+    }
+
+    /// `n` of each document, in order.
+    fn counts(state: &State) -> Vec<i64> {
+        let collection = state.collection(&ns()).unwrap();
+        collection.records().map(|(_, doc)| doc.get("n").unwrap().as_integer().unwrap()).collect()
+    }
+
+    fn write_request(statements: Vec<Statement>, retry: Option<Retry>) -> (Request, WriteAnswer) {
+        let (to, reply) = oneshot::channel();
+        let write = Write { statements, ordered: false, retry, ack: Ack::Written, bypass_validation: false };
+        (Request::Write(Box::new(write), to), reply)
+    }
+
+    #[test]
+    fn a_large_write_goes_into_the_log_in_parts() {
+        let delete = || {
+            let delete = DeleteStatement { ns: ns(), filter: Filter::all(), multi: true, hint: None };
+            vec![Statement::Delete(Box::new(delete))]
+        };
+        for statements in [vec![increment(doc! {}, true)], one_by_one(), delete(), vec![]] {
+            let disk = SmallDisk::new();
+            let mut sequencer = sequencer(disk.clone());
+            large_documents(&mut sequencer);
+            let before = disk.appended.lock().len();
+            if statements.is_empty() {
+                let (reply, mut count) = oneshot::channel();
+                let collection = sequencer.state.collection(&ns()).unwrap().info.number;
+                sequencer.carry_out([Request::Expire {
+                    collection,
+                    index: "at_1".into(),
+                    upto_ms: 2,
+                    reply,
+                }]);
+                assert_eq!(count.try_recv(), Ok(COUNT as usize));
+            } else {
+                let reply = carried_out(&mut sequencer, write_request(statements, None)).unwrap();
+                assert!(reply.results.iter().all(|result| result.is_ok()));
+            }
+            let sizes = disk.sizes(before);
+            assert!(
+                sizes.len() >= 3 && sizes.iter().all(|size| *size < BATCH_BYTES_MAX + 2 * LARGE),
+                "{sizes:?}"
+            );
+            let counts_now = counts(&disk.replayed());
+            assert_eq!(counts_now, counts(&sequencer.published.load()));
+            assert!(counts_now.is_empty() || counts_now == [1; COUNT as usize]);
+        }
+    }
+
+    #[test]
+    fn a_large_write_that_is_refused_midway_fails_alone_and_is_not_done_twice() {
+        let retry = Retry { session: bytes::Bytes::from_static(b"s"), number: 1, statements: vec![] };
+        for (statements, retry) in [(vec![increment(doc! {}, true)], None), (one_by_one(), Some(retry))] {
+            let disk = SmallDisk::new();
+            let mut sequencer = sequencer(disk.clone());
+            large_documents(&mut sequencer);
+            disk.room.store(disk.appended.lock().len() + 1, Ordering::Relaxed);
+            let (before, mut first) = request(insert(100), None, Ack::Written);
+            let (large, mut refused) = write_request(statements, retry.clone());
+            let (after, mut last) = request(insert(101), None, Ack::Written);
+            sequencer.carry_out([before, large, after]);
+            assert!(first.try_recv().unwrap().is_ok());
+            assert_eq!(refused.try_recv().unwrap().unwrap_err().code, code::OUT_OF_DISK_SPACE);
+            assert_eq!(last.try_recv().unwrap().unwrap_err().code, code::OUT_OF_DISK_SPACE);
+            let (published, replayed) = (sequencer.published.load_full(), disk.replayed());
+            let done = |state: &State| {
+                let collection = state.collection(&ns()).unwrap();
+                collection
+                    .records()
+                    .map(|(_, doc)| doc.get("n").and_then(|n| n.as_integer()))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(done(&published), done(&replayed));
+            let some = done(&published).iter().filter(|n| **n == Some(1)).count();
+            assert!(some > 0 && some < COUNT as usize, "{some}");
+            disk.room.store(usize::MAX, Ordering::Relaxed);
+            if retry.is_some() {
+                let again = carried_out(&mut sequencer, write_request(one_by_one(), retry)).unwrap();
+                assert_eq!(again.retried.len(), some);
+                let all = done(&sequencer.published.load());
+                assert_eq!(all.iter().filter(|n| **n == Some(1)).count(), COUNT as usize);
+            }
         }
     }
 }

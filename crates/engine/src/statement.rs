@@ -23,6 +23,8 @@ use std::time::Instant;
 
 /// Largest document of a user, in bytes (MongoDB manual, limits).
 pub const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Largest description of an update, in bytes: with an image beside it, it still fits an entry of the log.
+const DESCRIPTION_BYTES_MAX: usize = 2 * DOCUMENT_BYTES_MAX;
 /// From this size on a document stays in the buffer that it came in.
 const SHARED_BYTES_MIN: usize = 64 << 10;
 /// Most documents that one look at a TTL index deletes; the next look takes the rest.
@@ -88,6 +90,17 @@ fn check_updated_size(doc: &Doc) -> Result<()> {
     let message =
         format!("Resulting document after update is larger than {DOCUMENT_BYTES_MAX} bytes ({size})");
     Err(Error::new(rockdove_documents::Code { number: 17419, name: "" }, message))
+}
+
+/// Paths of changed fields are spelled out: a description may be larger than the document.
+fn check_description_size(description: &Doc) -> Result<()> {
+    let size = description.bytes().len();
+    if size <= DESCRIPTION_BYTES_MAX {
+        return Ok(());
+    }
+    let message =
+        format!("The description of the update is larger than {DESCRIPTION_BYTES_MAX} bytes ({size})");
+    Err(Error::new(code::BSON_OBJECT_TOO_LARGE, message))
 }
 
 fn validate(info: &CollectionInfo, doc: &Doc, bypass: bool) -> Result<(), WriteError> {
@@ -177,6 +190,9 @@ pub fn update(
         if let Some(change) = change(seq, &statement.ns, &hit, &statement.update, bypass)? {
             change.carry_out(seq, batch)?;
             modified += 1;
+            if statement.multi {
+                seq.make_room(batch)?;
+            }
         }
     }
     Ok(Outcome::Updated { matched, modified, upserted: None })
@@ -209,13 +225,11 @@ fn change(
     let (collection, record) = (info.number, hit.record);
     let after = applied.doc;
     let effect = match applied.description {
-        Some(description) => Effect::Patch {
-            collection,
-            record,
-            key: key_of(&hit.doc),
-            description: description.to_doc(),
-            before,
-        },
+        Some(description) => {
+            let (key, description) = (key_of(&hit.doc), description.to_doc());
+            check_description_size(&description)?;
+            Effect::Patch { collection, record, key, description, before }
+        }
         None => Effect::Replace { collection, record, doc: after.clone(), before },
     };
     Ok(Some(Change { info, effect, after }))
@@ -273,6 +287,9 @@ pub fn delete(
         refuse_view(&info)?;
         for hit in hits {
             seq.remove(&info, hit.record, &hit.doc, batch)?;
+            if statement.multi {
+                seq.make_room(batch)?;
+            }
         }
     }
     Ok(Outcome::Deleted { count })
@@ -334,7 +351,8 @@ pub fn expire(
     let mut count = 0;
     for record in over {
         let Some(doc) = collection.get(record) else { continue };
-        match seq.remove(&collection.info, record, doc, batch) {
+        let removed = seq.remove(&collection.info, record, doc, batch);
+        match removed.and_then(|()| seq.make_room(batch)) {
             Ok(()) => count += 1,
             Err(error) => {
                 tracing::error!(%error, ns = %collection.info.ns, "an expired document was not deleted")
