@@ -42,7 +42,7 @@ pub struct Options {
     pub sync: SyncPolicy,
     /// Size of the log's segments in bytes.
     pub segment_bytes: u64,
-    /// Stored bytes (documents and index keys) that count as full.
+    /// Stored bytes (documents, index keys, retry records) that count as full.
     pub memory_limit_bytes: u64,
     /// Warn from this percentage of the limit on.
     pub memory_warn_percent: u64,
@@ -114,11 +114,13 @@ impl Engine {
         let (limit, warn, refuse) =
             (options.memory_limit_bytes, options.memory_warn_percent, options.memory_refuse_percent);
         let memory = Arc::new(Memory::new(limit, warn, refuse));
-        memory.used(opened.state.bytes());
+        let mut sessions = opened.sessions;
+        sessions.shed(memory.records_max());
+        memory.used(opened.state.bytes() + sessions.bytes());
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let sequencer = Sequencer::new(Start {
             state: opened.state,
-            sessions: opened.sessions,
+            sessions,
             log: opened.log,
             index: opened.index,
             marks: opened.marks,

@@ -27,7 +27,7 @@ use crate::feed::Feed;
 use crate::limits::Memory;
 use crate::log::{CommitError, CommitLog};
 use crate::namespace::Namespace;
-use crate::sessions::{self, Done, Sessions, Stored};
+use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::state::{State, describe};
 use crate::statement;
 use arc_swap::ArcSwap;
@@ -112,7 +112,6 @@ pub struct Batch {
     replies: Vec<(Ack, Reply)>,
     /// Retry records of this batch; they join the others once it is in the log.
     pending: Sessions,
-    retries: Vec<Doc>,
     /// Milliseconds since 1970 for everything in the batch.
     pub wall_ms: i64,
     upto: Timestamp,
@@ -350,6 +349,11 @@ impl Sequencer {
         closed
     }
 
+    /// Bytes of all that is kept: documents, index entries, retry records.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.state.bytes() + self.sessions.bytes()
+    }
+
     fn start_batch(&self) -> Batch {
         let wall_ms = self.clock.now_ms();
         let seconds = u64::try_from(wall_ms / 1000).unwrap_or_default().min(u64::from(u32::MAX));
@@ -361,7 +365,6 @@ impl Sequencer {
             events: vec![],
             replies: vec![],
             pending: Sessions::default(),
-            retries: vec![],
             wall_ms,
             upto: self.state.at(),
             refused: None,
@@ -410,13 +413,17 @@ impl Sequencer {
     }
 
     fn write(&mut self, write: Write, batch: &mut Batch) -> Result<WriteReply> {
+        if let Some(retry) = &write.retry {
+            self.check_numbers(retry, write.statements.len(), batch)?;
+        }
         let mut results = Vec::with_capacity(write.statements.len());
         let (mut retried, mut done) = (Vec::new(), Vec::new());
         for (position, one) in write.statements.into_iter().enumerate() {
             let number = write.retry.as_ref().map(|retry| statement_number(retry, position));
             if let (Some(retry), Some(number)) = (&write.retry, number)
-                && let Some(Stored::Outcome(outcome)) = self.recall(retry, number, batch)?
+                && let Some(stored) = self.recall(retry, number, batch)?
             {
+                let Stored::Outcome(outcome) = stored else { return Err(other_command(retry)) };
                 results.push(Ok(outcome));
                 retried.push(number);
                 continue;
@@ -453,9 +460,14 @@ impl Sequencer {
 
     fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Found {
         if let Some(retry) = &command.retry {
-            let stored = self.recall(retry, statement_number(retry, 0), batch)?;
-            if let Some(Stored::Found { value, found, upserted }) = stored {
-                return Ok(FindAndModifyReply { value, found, upserted, retried: true, at: self.state.at() });
+            self.check_numbers(retry, 1, batch)?;
+            match self.recall(retry, statement_number(retry, 0), batch)? {
+                None => {}
+                Some(Stored::Found { value, found, upserted }) => {
+                    let at = self.state.at();
+                    return Ok(FindAndModifyReply { value, found, upserted, retried: true, at });
+                }
+                Some(Stored::Outcome(_)) => return Err(other_command(retry).into()),
             }
         }
         let mut reply = statement::find_and_modify(self, &command, batch)?;
@@ -476,13 +488,29 @@ impl Sequencer {
         }
     }
 
+    /// Refuses statement numbers that could not be told apart, or would be too many to remember.
+    fn check_numbers(&self, retry: &Retry, count: usize, batch: &Batch) -> Result<()> {
+        if !retry.statements.is_sorted_by(|a, b| a < b) {
+            let mut numbers = retry.statements.clone();
+            numbers.sort_unstable();
+            if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
+                return Err(Error::bad_value("two statements of a retryable write have the same number"));
+            }
+        }
+        let known = self.sessions.count(retry) + batch.pending.count(retry);
+        if known + count > STATEMENTS_MAX {
+            let message = format!("a retryable write cannot have more than {STATEMENTS_MAX} statements");
+            return Err(Error::bad_value(message));
+        }
+        Ok(())
+    }
+
     /// Notes what a retryable write has done, in the log and for the rest of the batch.
     fn remember(&mut self, retry: &Option<Retry>, done: &mut Vec<Done>, batch: &mut Batch) -> Result<()> {
         let (Some(retry), false) = (retry, done.is_empty()) else { return Ok(()) };
         let done = std::mem::take(done);
         let statement = sessions::describe(&retry.session, retry.number, batch.wall_ms, &done);
-        batch.pending.apply(statement.raw())?;
-        batch.retries.push(statement.clone());
+        batch.pending.note(retry, batch.wall_ms, done, statement.bytes().len());
         self.effect(batch, Effect::Retryable { statement }, None)
     }
 
@@ -543,12 +571,9 @@ impl Sequencer {
                 .append(&batch.encoder.parts(), u64::try_from(batch.wall_ms).unwrap_or_default() * 1_000_000)
             {
                 Ok(index) => {
+                    self.sessions.absorb(batch.pending);
+                    self.sessions.shed(self.memory.records_max());
                     self.publish(index, size, batch.upto, batch.events);
-                    for record in &batch.retries {
-                        if let Err(error) = self.sessions.apply(record.raw()) {
-                            tracing::error!(%error, "a retry record was lost");
-                        }
-                    }
                 }
                 Err(error) => failure = Some(self.take_back(error)),
             }
@@ -576,7 +601,7 @@ impl Sequencer {
             self.unmarked_bytes = 0;
             self.marks.push_back((upto, index));
         }
-        self.memory.used(self.state.bytes());
+        self.memory.used(self.stored_bytes());
         self.published.store(Arc::new(self.state.clone()));
         self.feed.publish(events, upto);
     }
@@ -599,6 +624,11 @@ impl Sequencer {
             self.sessions.expire(now_ms);
         }
     }
+}
+
+fn other_command(retry: &Retry) -> Error {
+    let message = format!("txnNumber {} of this session was used for another command", retry.number);
+    Error::bad_value(message)
 }
 
 /// The number of the statement at `position` of a retryable write.

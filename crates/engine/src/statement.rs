@@ -134,7 +134,7 @@ pub fn insert(
     bypass: bool,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    seq.memory.check(seq.state.bytes())?;
+    seq.memory.check(seq.stored_bytes())?;
     put(seq, ns, doc, bypass, batch)?;
     Ok(Outcome::Inserted)
 }
@@ -250,7 +250,7 @@ fn info_of(seq: &Sequencer, ns: &Namespace) -> Result<Arc<CollectionInfo>> {
 
 /// The document that an upsert makes of filter and update, with its `_id`.
 fn upserted(seq: &Sequencer, filter: &Filter, update: &Update, batch: &Batch) -> Result<(Owned, Doc)> {
-    seq.memory.check(seq.state.bytes())?;
+    seq.memory.check(seq.stored_bytes())?;
     let equalities =
         filter.equalities().into_iter().map(|(path, value)| (path.to_string(), value.to_owned()));
     let doc = upsert_document(&equalities.collect::<Vec<_>>(), update, new_object_id(batch.wall_ms))?;

@@ -4,7 +4,9 @@ mod support;
 
 use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
 use rockdove_documents::{Owned, RawDoc, Value, doc};
-use rockdove_engine::{Definition, FindAndModify, Modify, Namespace, Options, Outcome, StartAt, Write};
+use rockdove_engine::{
+    Definition, FindAndModify, Modify, Namespace, Options, Outcome, Retry, StartAt, Write,
+};
 use std::time::Duration;
 use support::*;
 
@@ -113,6 +115,73 @@ async fn a_full_memory_refuses_new_documents_and_lets_old_ones_go() {
         .unwrap();
     delete(&engine, &ns(), doc! {}, true).await.unwrap();
     insert(&engine, &ns(), doc! { "_id": 1 }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retry_records_count_as_memory_and_give_way() {
+    let limit = 8_000_000;
+    let engine = open(Options { memory_limit_bytes: limit, ..Options::memory() }).await;
+    let text = "y".repeat(20_000);
+    for n in 0..200u32 {
+        // Each puts a document in and takes it out again, which the session's record keeps.
+        insert(&engine, &ns(), doc! { "_id": n as i32, "text": &text }).await.unwrap();
+        let retry = Retry { session: n.to_le_bytes().to_vec().into(), number: 1, statements: vec![] };
+        let take = || FindAndModify {
+            ns: ns(),
+            filter: filter(doc! { "_id": n as i32 }),
+            sort: None,
+            action: Modify::Remove,
+            projection: None,
+            hint: None,
+            retry: Some(retry.clone()),
+            ack: Default::default(),
+            bypass_validation: false,
+        };
+        for retried in [false, true] {
+            let taken = bounded(engine.find_and_modify(take())).await.unwrap();
+            assert_eq!((taken.found, taken.retried), (true, retried));
+        }
+        if n == 0 {
+            assert!(engine.memory().used_bytes() > 20_000, "{}", engine.memory().used_bytes());
+        }
+    }
+    assert!(engine.snapshot().bytes() < 1000);
+    assert!(engine.memory().used_bytes() <= limit / 8, "{}", engine.memory().used_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_number_is_for_one_command_of_limited_size() {
+    let engine = open(Options::memory()).await;
+    let retry = |statements: Vec<i32>| Retry { session: b"s"[..].into(), number: 1, statements };
+    let insert = |id: i32| statement_insert(&ns(), doc! { "_id": id });
+    let twice = write_retryable(&engine, vec![insert(1), insert(2)], retry(vec![4, 4])).await;
+    assert_eq!(twice.unwrap_err().code.number, 2);
+    let done = write_retryable(&engine, vec![insert(1), insert(2)], retry(vec![5, 4])).await.unwrap();
+    assert!(done.retried.is_empty() && done.results.iter().all(|result| result.is_ok()));
+    let take = FindAndModify {
+        ns: ns(),
+        filter: filter(doc! {}),
+        sort: None,
+        action: Modify::Remove,
+        projection: None,
+        hint: None,
+        retry: Some(retry(vec![5])),
+        ack: Default::default(),
+        bypass_validation: false,
+    };
+    assert_eq!(bounded(engine.find_and_modify(take)).await.unwrap_err().error.code.number, 2);
+    // Ever new statements of one number: an upsert each, so that no two results are the same.
+    let (mut next, mut refused) = (10, None);
+    while refused.is_none() && next < 300_000 {
+        let numbers: Vec<i32> = (next..next + 10_000).collect();
+        let upsert =
+            |id: &i32| statement_update(&ns(), doc! { "_id": *id }, doc! { "$set": { "n": 1 } }, false, true);
+        let statements = numbers.iter().map(upsert).collect();
+        refused = write_retryable(&engine, statements, retry(numbers)).await.err();
+        next += 10_000;
+    }
+    assert_eq!(refused.map(|error| error.code.number), Some(2));
+    assert_eq!(find(&engine, &ns(), doc! {}).len(), 2 + 190_000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
