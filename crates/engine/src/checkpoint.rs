@@ -54,6 +54,8 @@ pub struct Loaded {
     pub index: u64,
     /// The log's epoch, part of resume tokens.
     pub epoch: u32,
+    /// Its size on disk in bytes.
+    pub bytes: u64,
 }
 
 /// Writes a checkpoint into `dir` and removes older ones. Returns its size in bytes.
@@ -81,7 +83,8 @@ pub fn save(dir: &Path, data: &CheckpointData, epoch: u32) -> Result<u64, Checkp
 pub fn load(dir: &Path) -> Result<Option<Loaded>, CheckpointError> {
     let Some(path) = list(dir)?.pop() else { return Ok(None) };
     let file = File::open(&path).map_err(|error| CheckpointError::Io(path.clone(), error))?;
-    let source = Source { input: BufReader::with_capacity(1 << 20, file), crc: digest(), path: path.clone() };
+    let input = BufReader::with_capacity(1 << 20, file);
+    let source = Source { input, crc: digest(), bytes: 0, path: path.clone() };
     read_all(source).map(Some)
 }
 
@@ -170,6 +173,8 @@ fn describe_collection(collection: &Collection) -> Doc {
 struct Source {
     input: BufReader<File>,
     crc: Digest,
+    /// Bytes read so far.
+    bytes: u64,
     path: PathBuf,
 }
 
@@ -184,6 +189,7 @@ impl Source {
             _ => CheckpointError::Io(self.path.clone(), error),
         })?;
         self.crc.update(bytes);
+        self.bytes += bytes.len() as u64;
         Ok(())
     }
 
@@ -228,8 +234,13 @@ fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
     else {
         return Err(source.damaged("its header lacks fields"));
     };
-    let mut loaded =
-        Loaded { state: State::default(), sessions: Sessions::default(), index, epoch: epoch as u32 };
+    let mut loaded = Loaded {
+        state: State::default(),
+        sessions: Sessions::default(),
+        index,
+        epoch: epoch as u32,
+        bytes: 0,
+    };
     let mut loading = Loading { collection: None, scratch: Scratch::default(), at };
     loop {
         match source.byte()? {
@@ -247,6 +258,7 @@ fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
     if u32::from_le_bytes(crc) != expected {
         return Err(source.damaged("its checksum is wrong"));
     }
+    loaded.bytes = source.bytes;
     loaded.state.restore_rest(next as u32, dropped(header.raw()), at);
     Ok(loaded)
 }

@@ -153,6 +153,7 @@ impl Engine {
             engine.0.requests.downgrade(),
             &options,
             opened.journal,
+            opened.since,
             opened.epoch,
         )?;
         *engine.0.keeper.lock() = Some(keeper);

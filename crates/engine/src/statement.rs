@@ -347,7 +347,7 @@ pub fn expire(
     batch: &mut Batch,
 ) -> usize {
     let Some(collection) = seq.state.by_number(number).cloned() else { return 0 };
-    let over = expired(&collection, index, upto_ms);
+    let over = expired(&collection, index, upto_ms, EXPIRE_MAX);
     let mut count = 0;
     for record in over {
         let Some(doc) = collection.get(record) else { continue };
@@ -362,8 +362,8 @@ pub fn expire(
     count
 }
 
-/// The records whose date in a TTL index is at or before `upto_ms`, up to a limit.
-fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<RecordNumber> {
+/// The records of up to `entries_max` entries of a TTL index whose date is at or before `upto_ms`.
+fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64, entries_max: usize) -> Vec<RecordNumber> {
     let Some(index) = collection.index(index) else { return vec![] };
     let (mut low, mut high) = (Vec::new(), Vec::new());
     encode_key(Value::DateTime(i64::MIN), &mut low);
@@ -378,7 +378,7 @@ fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<Recor
     let mut cursor = index.tree.seek(&low);
     let mut records = Vec::new();
     while let Some(entry) = cursor.key() {
-        if records.len() >= EXPIRE_MAX || (entry > &high[..] && !entry.starts_with(&high)) {
+        if records.len() >= entries_max || (entry > &high[..] && !entry.starts_with(&high)) {
             break;
         }
         records.push(record_of(entry));
@@ -391,7 +391,7 @@ fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<Recor
 
 /// Whether a TTL index has something at or before `upto_ms`.
 pub fn has_expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> bool {
-    !expired(collection, index, upto_ms).is_empty()
+    !expired(collection, index, upto_ms, 1).is_empty()
 }
 
 /// The documents that a statement is about, in the order in which it takes them.
