@@ -3,8 +3,8 @@
 use crate::checkpoint::{self, CheckpointError};
 use crate::clock::Clock;
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteError,
-    WriteReply,
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Hint, Modify, Statement, Write,
+    WriteError, WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
 use crate::feed::{ChangeStream, Feed, FeedStats};
@@ -17,6 +17,8 @@ use crate::state::State;
 use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use rockdove_documents::filter::Filter;
+use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
 use rockdove_journal::SyncPolicy;
 use std::path::PathBuf;
@@ -262,7 +264,11 @@ impl Engine {
 
     /// Changes or removes one document and returns it.
     pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
-        let is_small = command.filter.names_one_id();
+        let is_small = match &command.action {
+            Modify::Remove => true,
+            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX,
+        };
+        let is_small = is_small && finds_by_id(&command.filter, command.sort.as_ref(), command.hint.as_ref());
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }
 
@@ -370,14 +376,24 @@ pub enum StartAt {
     After(Token),
 }
 
-/// Whether a write is done in so little time that its caller may do it: a few single documents, found by `_id`.
+/// Whether a write is done in so little time that its caller may do it: a few single documents, small or found by
+/// `_id`. How large the found ones are is not known here, but that there is one each.
 fn is_small(write: &Write) -> bool {
     let small = |statement: &Statement| match statement {
         Statement::Insert { doc, .. } => doc.bytes().len() <= SMALL_BYTES_MAX,
-        Statement::Update(update) => !update.multi && update.filter.names_one_id(),
-        Statement::Delete(delete) => delete.filter.names_one_id(),
+        Statement::Update(update) => {
+            let size = update.update.bytes();
+            size <= SMALL_BYTES_MAX && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
+        }
+        Statement::Delete(delete) => finds_by_id(&delete.filter, None, delete.hint.as_ref()),
     };
     write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
+}
+
+/// Whether the planner finds a statement's documents, one at most, in the `_id` index. It would not with a hint or
+/// an order of another kind, or for another collation than the index has.
+fn finds_by_id(filter: &Filter, sort: Option<&Sort>, hint: Option<&Hint>) -> bool {
+    sort.is_none() && hint.is_none() && filter.collation().is_none() && filter.names_one_id()
 }
 
 fn shutting_down() -> Error {
@@ -400,4 +416,70 @@ pub(crate) fn save_checkpoint(
     let bytes = checkpoint::save(dir, data, epoch).map_err(|error| error.to_string())?;
     journal.drop_before(data.wanted_from.min(data.index + 1)).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collection::{Collection, CollectionInfo};
+    use crate::command::{DeleteStatement, UpdateStatement};
+    use crate::namespace::Namespace;
+    use crate::plan::{self, Access};
+    use rockdove_documents::collation::Collation;
+    use rockdove_documents::filter::FilterOptions;
+    use rockdove_documents::update::Update;
+    use rockdove_documents::{Value, doc};
+
+    fn write(statement: Statement) -> Write {
+        let statements = vec![statement];
+        Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false }
+    }
+
+    #[test]
+    fn small_is_what_the_planner_finds_by_id() {
+        let ns = Namespace::new("db", "c").unwrap();
+        let collection = Collection::new(CollectionInfo::new(1, ns.clone(), [0; 16], Doc::empty()).unwrap());
+        let strength = doc! { "locale": "en", "strength": 2 };
+        let collation = Collation::parse(strength.raw()).unwrap();
+        let sorts = [None, Some(doc! { "$natural": 1 }), Some(doc! { "n": 1 })];
+        let hints = [None, Some(Hint::Natural { reverse: false }), Some(Hint::Name("_id_".into()))];
+        let mut seen = [0, 0];
+        for query in [doc! { "_id": 1, "n": 2 }, doc! { "n": 2 }, doc! { "_id": { "$gt": 1 } }] {
+            for collation in [None, collation.clone()] {
+                for sort in &sorts {
+                    for hint in &hints {
+                        let options = FilterOptions { collation: collation.clone(), ..Default::default() };
+                        let filter = Filter::parse(query.raw(), &options).unwrap();
+                        let sort = sort.as_ref().map(|sort| Sort::parse(sort.raw(), None).unwrap());
+                        let small = finds_by_id(&filter, sort.as_ref(), hint.as_ref());
+                        let plan = plan::choose(&collection, &filter, sort.as_ref(), hint.as_ref()).unwrap();
+                        let by_id = matches!(plan.access, Access::Index { index: 0, .. });
+                        assert!(by_id || !small, "{query:?} {sort:?} {hint:?}");
+                        let delete =
+                            DeleteStatement { ns: ns.clone(), filter, multi: true, hint: hint.clone() };
+                        let deletes = write(Statement::Delete(Box::new(delete)));
+                        assert!(sort.is_some() || is_small(&deletes) == small);
+                        seen[usize::from(small)] += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen[0] > 0 && seen[1] > 0);
+    }
+
+    #[test]
+    fn a_large_text_is_not_small() {
+        let (ns, text) = (Namespace::new("db", "c").unwrap(), "x".repeat(SMALL_BYTES_MAX));
+        for (text, small) in [(&text[..], false), ("x", true)] {
+            let insert = Statement::Insert { ns: ns.clone(), doc: doc! { "_id": 1, "text": text } };
+            assert_eq!(is_small(&write(insert)), small);
+            for update in [doc! { "text": text }, doc! { "$set": { "text": text } }] {
+                let update = Update::parse(Value::Document(update.raw()), None, &Default::default()).unwrap();
+                let filter = Filter::parse(doc! { "_id": 1 }.raw(), &Default::default()).unwrap();
+                let (ns, multi, upsert, sort, hint) = (ns.clone(), false, false, None, None);
+                let update = UpdateStatement { ns, filter, update, multi, upsert, sort, hint };
+                assert_eq!(is_small(&write(Statement::Update(Box::new(update)))), small);
+            }
+        }
+    }
 }

@@ -988,4 +988,18 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn statements_of_one_transaction_number_are_limited() {
+        let mut sequencer = sequencer(SmallDisk::new());
+        let retry = |first| Retry { session: b"s"[..].into(), number: 1, statements: vec![first] };
+        let done = |first| Done { first, count: 1, result: Stored::Outcome(Outcome::Inserted) };
+        let known = (1..STATEMENTS_MAX as i32).map(done).collect();
+        sequencer.sessions.note(&retry(0), sequencer.clock.now_ms(), known, 0);
+        let last = carried_out(&mut sequencer, request(insert(1), Some(retry(0)), Ack::Written));
+        assert_eq!(last.unwrap().results, [Ok(Outcome::Inserted)]);
+        let beyond = carried_out(&mut sequencer, request(insert(2), Some(retry(-1)), Ack::Written));
+        assert_eq!(beyond.unwrap_err().code, code::BAD_VALUE);
+        assert_eq!(sequencer.state.collection(&ns()).unwrap().len(), 1);
+    }
 }

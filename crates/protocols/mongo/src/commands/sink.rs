@@ -11,7 +11,7 @@ use crate::errors::{Failure, Result};
 use rockdove_documents::pipeline::{Environment, Merge, Sink, Target, WhenMatched, WhenNotMatched};
 use rockdove_documents::{Doc, DocBuilder, Error, Value, code, doc};
 use rockdove_engine::{
-    Ack, Definition, Find, Namespace, Outcome, Statement, UpdateStatement, Write, WriteError,
+    Ack, Definition, Find, Namespace, Outcome, Query, Statement, UpdateStatement, Write, WriteError,
 };
 
 /// How often a document that others change meanwhile is looked at again.
@@ -160,9 +160,9 @@ impl Writer<'_> {
 
     async fn existing(&self, ns: &Namespace, filter: &Doc) -> Result<Option<Doc>> {
         let find = Find { limit: 1, ..Find::new(ns.clone(), self.parsing.filter(filter.raw())?) };
-        let state = self.call.shared.engine.snapshot();
-        let heavy = super::find::is_heavy(&state, &find);
-        let read = move || Ok(rockdove_engine::find_in(&state, find)?.next().transpose()?);
+        let query = Query::plan(&self.call.shared.engine.snapshot(), find)?;
+        let heavy = super::find::is_heavy(&query);
+        let read = move || Ok(query.documents()?.next().transpose()?);
         if heavy { off_thread(self.call.shared, read).await } else { read() }
     }
 
