@@ -292,7 +292,9 @@ impl Loading {
             }
             TAG_DOCUMENT => {
                 let collection = self.collection.as_mut().ok_or("a document outside of a collection")?;
-                collection.insert(number, doc, &mut self.scratch).map_err(|error| error.to_string())?;
+                collection
+                    .insert(number, doc, &mut self.scratch)
+                    .map_err(|failed| failed.error.to_string())?;
             }
             TAG_SESSION => loaded.sessions.apply(doc.raw()).map_err(|error| error.to_string())?,
             tag => return Err(format!("an unknown record kind {tag}")),
@@ -324,7 +326,7 @@ fn collection(number: u64, doc: RawDoc<'_>) -> Result<Collection, String> {
         let spec = IndexSpec::parse(spec).map_err(|error| error.to_string())?;
         collection
             .create_index(Arc::new(spec), &mut Scratch::default())
-            .map_err(|error| error.to_string())?;
+            .map_err(|failed| failed.error.to_string())?;
     }
     Ok(collection)
 }

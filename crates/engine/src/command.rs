@@ -59,13 +59,15 @@ pub enum Statement {
     Update(Box<UpdateStatement>),
     /// Delete documents.
     Delete(Box<DeleteStatement>),
+    /// One that was found to be wrong before: fails in its place among the others.
+    Refused(Error),
 }
 
 impl Statement {
     /// Whether it may concern many documents.
     pub(crate) fn is_multi(&self) -> bool {
         match self {
-            Statement::Insert { .. } => false,
+            Statement::Insert { .. } | Statement::Refused(_) => false,
             Statement::Update(update) => update.multi,
             Statement::Delete(delete) => delete.multi,
         }
@@ -162,6 +164,13 @@ pub struct WriteError {
 impl From<Error> for WriteError {
     fn from(error: Error) -> WriteError {
         WriteError { error, details: None }
+    }
+}
+
+impl From<WriteError> for Error {
+    /// The error alone.
+    fn from(failed: WriteError) -> Error {
+        failed.error
     }
 }
 

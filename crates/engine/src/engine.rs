@@ -202,64 +202,16 @@ impl Engine {
 
     /// Carries out statements.
     pub async fn write(&self, mut write: Write) -> Result<WriteReply> {
-        let mut refused = None;
-        for (position, statement) in write.statements.iter_mut().enumerate() {
+        for statement in &mut write.statements {
             if let Statement::Insert { doc, .. } = statement {
                 match statement::prepare_insert(std::mem::take(doc), || self.new_object_id()) {
                     Ok(prepared) => *doc = prepared,
-                    Err(error) => {
-                        refused = Some((position, error));
-                        break;
-                    }
+                    Err(error) => *statement = Statement::Refused(error),
                 }
             }
         }
-        match refused {
-            None => {
-                let is_small = is_small(&write);
-                self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
-            }
-            Some((position, error)) => self.write_around(write, position, error).await,
-        }
-    }
-
-    /// Carries out what can be carried out of a write that holds an unacceptable document.
-    async fn write_around(&self, mut write: Write, position: usize, error: Error) -> Result<WriteReply> {
-        let rest = write.statements.split_off(position);
-        let numbers = write.retry.as_ref().map(|retry| {
-            (0..position + rest.len())
-                .map(|n| retry.statements.get(n).copied().unwrap_or(n as i32))
-                .collect::<Vec<_>>()
-        });
-        let part = |statements, from: usize, retry: &Option<crate::command::Retry>| Write {
-            statements,
-            retry: retry.clone().map(|retry| crate::command::Retry {
-                statements: numbers.as_ref().map(|all| all[from..].to_vec()).unwrap_or_default(),
-                ..retry
-            }),
-            ..Write {
-                statements: vec![],
-                ordered: write.ordered,
-                retry: None,
-                ack: write.ack,
-                bypass_validation: write.bypass_validation,
-            }
-        };
-        let first = part(std::mem::take(&mut write.statements), 0, &write.retry);
-        let mut reply = self.ask(|reply| Request::Write(Box::new(first), reply)).await??;
-        let stopped = write.ordered && reply.results.iter().any(|result| result.is_err());
-        if stopped {
-            return Ok(reply);
-        }
-        reply.results.push(Err(error.into()));
-        if !write.ordered && rest.len() > 1 {
-            let rest = part(rest.into_iter().skip(1).collect(), position + 1, &write.retry);
-            let more = Box::pin(self.write(rest)).await?;
-            reply.results.extend(more.results);
-            reply.retried.extend(more.retried);
-            reply.at = more.at;
-        }
-        Ok(reply)
+        let is_small = is_small(&write);
+        self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
     }
 
     /// Changes or removes one document and returns it.
@@ -386,6 +338,7 @@ fn is_small(write: &Write) -> bool {
             size <= SMALL_BYTES_MAX && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
         }
         Statement::Delete(delete) => finds_by_id(&delete.filter, None, delete.hint.as_ref()),
+        Statement::Refused(_) => true,
     };
     write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
 }

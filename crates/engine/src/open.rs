@@ -260,11 +260,12 @@ impl Replay {
         effect: Effect,
     ) -> Result<Option<Event>, OpenError> {
         let effect = detached(effect);
-        let failed = |error| OpenError::Apply { index, error };
+        let failed = |error: Error| OpenError::Apply { index, error };
         if let Effect::Retryable { statement } = &effect {
             self.sessions.apply(statement.raw()).map_err(failed)?;
         }
-        self.state.apply(at, wall_ms, &effect, None, &mut self.scratch).map_err(failed)
+        let event = self.state.apply(at, wall_ms, &effect, None, &mut self.scratch);
+        event.map_err(|refused| failed(refused.error))
     }
 
     /// The event of an effect that the checkpoint contains already.

@@ -455,6 +455,7 @@ impl Sequencer {
             Statement::Insert { ns, doc } => statement::insert(self, &ns, doc, bypass, batch),
             Statement::Update(update) => statement::update(self, &update, bypass, batch),
             Statement::Delete(delete) => statement::delete(self, &delete, batch),
+            Statement::Refused(error) => Err(error.into()),
         }
     }
 
@@ -511,11 +512,16 @@ impl Sequencer {
         let done = std::mem::take(done);
         let statement = sessions::describe(&retry.session, retry.number, batch.wall_ms, &done);
         batch.pending.note(retry, batch.wall_ms, done, statement.bytes().len());
-        self.effect(batch, Effect::Retryable { statement }, None)
+        Ok(self.effect(batch, Effect::Retryable { statement }, None)?)
     }
 
     /// Applies an effect and adds it to the batch; a refused effect changes nothing.
-    pub(crate) fn effect(&mut self, batch: &mut Batch, effect: Effect, after: Option<Doc>) -> Result<()> {
+    pub(crate) fn effect(
+        &mut self,
+        batch: &mut Batch,
+        effect: Effect,
+        after: Option<Doc>,
+    ) -> Result<(), WriteError> {
         let at = batch.encoder.next_at();
         let event = self.state.apply(at, batch.wall_ms, &effect, after, &mut self.scratch)?;
         batch.encoder.push(&effect);
@@ -545,7 +551,8 @@ impl Sequencer {
     ) -> Result<()> {
         let uuid: Uuid = *uuid::Uuid::new_v4().as_bytes();
         let collection = self.state.next_collection();
-        self.effect(batch, Effect::Create { collection, info: describe(ns, uuid, options.raw()) }, None)
+        let create = Effect::Create { collection, info: describe(ns, uuid, options.raw()) };
+        Ok(self.effect(batch, create, None)?)
     }
 
     /// Removes a record of a collection.
@@ -557,7 +564,8 @@ impl Sequencer {
         batch: &mut Batch,
     ) -> Result<()> {
         let before = info.keeps_images.then(|| doc.clone());
-        self.effect(batch, Effect::Remove { collection: info.number, record, key: key_of(doc), before }, None)
+        let remove = Effect::Remove { collection: info.number, record, key: key_of(doc), before };
+        Ok(self.effect(batch, remove, None)?)
     }
 
     /// Makes a batch lasting and visible, then lets its events and replies out. Returns why the log refused it,

@@ -3,7 +3,7 @@
 //! Semantics follow the MongoDB manual: an update counts what matched and what changed, a change that changes
 //! nothing has no effect and no event, an upsert takes its fields from the filter's equalities.
 
-use crate::collection::{Collection, CollectionInfo, key_value};
+use crate::collection::{Collection, CollectionInfo};
 use crate::command::{
     DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, UpdateStatement, WriteError,
 };
@@ -150,24 +150,8 @@ fn put_new(
     let record = collection
         .map(|collection| collection.next_record())
         .ok_or_else(|| Error::new(code::INTERNAL_ERROR, format!("collection {} is not there", info.ns)))?;
-    let effect = Effect::Insert { collection: info.number, record, doc: doc.clone() };
-    seq.effect(batch, effect, None).map_err(|error| explain(seq, info, &doc, error))
-}
-
-/// Adds the index and the values to a duplicate key error, as drivers expect them in `writeErrors`.
-fn explain(seq: &Sequencer, info: &CollectionInfo, doc: &Doc, error: Error) -> WriteError {
-    if error.code != code::DUPLICATE_KEY {
-        return error.into();
-    }
-    let collection = seq.state.by_number(info.number);
-    let specs = collection.iter().flat_map(|collection| collection.indexes()).map(|index| &index.spec);
-    let spec =
-        specs.into_iter().find(|spec| error.message.contains(&format!("index: {} dup key", spec.name)));
-    let details = spec.map(|spec| {
-        let (pattern, value) = (spec.key_doc(), key_value(spec, doc.raw()));
-        doc! { "keyPattern": pattern, "keyValue": value }
-    });
-    WriteError { error, details }
+    let effect = Effect::Insert { collection: info.number, record, doc };
+    seq.effect(batch, effect, None)
 }
 
 /// Carries out an update statement.
@@ -200,7 +184,6 @@ pub fn update(
 
 /// A change of one document that is ready to be carried out.
 struct Change {
-    info: Arc<CollectionInfo>,
     effect: Effect,
     after: Doc,
 }
@@ -232,13 +215,12 @@ fn change(
         }
         None => Effect::Replace { collection, record, doc: after.clone(), before },
     };
-    Ok(Some(Change { info, effect, after }))
+    Ok(Some(Change { effect, after }))
 }
 
 impl Change {
     fn carry_out(self, seq: &mut Sequencer, batch: &mut Batch) -> Result<(), WriteError> {
-        let Change { info, effect, after } = self;
-        seq.effect(batch, effect, Some(after.clone())).map_err(|error| explain(seq, &info, &after, error))
+        seq.effect(batch, self.effect, Some(self.after))
     }
 }
 

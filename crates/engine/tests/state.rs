@@ -3,7 +3,7 @@
 mod support;
 
 use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
-use rockdove_documents::{Owned, RawDoc, Value, doc};
+use rockdove_documents::{DocBuilder, Owned, RawDoc, Value, array, doc};
 use rockdove_engine::{
     Definition, FindAndModify, Modify, Namespace, Options, Outcome, Retry, StartAt, Write,
 };
@@ -25,14 +25,65 @@ async fn an_id_is_made_and_comes_first() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unacceptable_document_stops_only_what_comes_after_it_in_order() {
-    for (ordered, stored) in [(true, 1), (false, 2)] {
+    for (ordered, stored) in [(true, 1), (false, 3)] {
         let engine = open(Options::memory()).await;
-        let docs = [doc! { "_id": 1 }, doc! { "_id": [1] }, doc! { "_id": 2 }];
-        let statements = docs.into_iter().map(|doc| statement_insert(&ns(), doc)).collect();
-        let reply = engine.write(Write { ordered, ..write_of(statements) }).await.unwrap();
-        let good: Vec<bool> = reply.results.iter().map(|result| result.is_ok()).collect();
-        assert_eq!(good, if ordered { vec![true, false] } else { vec![true, false, true] });
+        let docs = || {
+            let ids = [Owned::Int32(1), array![1], Owned::Int32(2), array![2], Owned::Int32(3)];
+            ids.into_iter().map(|id| statement_insert(&ns(), doc! { "_id": id })).collect()
+        };
+        let retry = Retry { session: b"s"[..].into(), number: 1, statements: vec![] };
+        let write = || Write { ordered, retry: Some(retry.clone()), ..write_of(docs()) };
+        let before = engine.operation_time();
+        let reply = engine.write(write()).await.unwrap();
+        let good = |reply: &rockdove_engine::WriteReply| {
+            reply.results.iter().map(|result| result.is_ok()).collect::<Vec<_>>()
+        };
+        let expected = [true, false, true, false, true];
+        assert_eq!(good(&reply), if ordered { &expected[..2] } else { &expected[..] });
         assert_eq!(find(&engine, &ns(), doc! {}).len(), stored);
+        // All of it is one batch, and comes once: the collection, the documents, the record.
+        assert_eq!(reply.at, engine.operation_time());
+        let again = engine.write(write()).await.unwrap();
+        assert_eq!((good(&again), again.at), (good(&reply), reply.at));
+        assert_eq!(again.retried, if ordered { vec![0] } else { vec![0, 2, 4] });
+        assert!(before < reply.at);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_key_names_its_index_whatever_the_document_says() {
+    let engine = open(Options::memory()).await;
+    let of = |field: &str, value: Value<'_>| {
+        let mut doc = DocBuilder::new();
+        doc.append_value(field, value);
+        doc.finish()
+    };
+    let unique = |name: &str, field| doc! { "key": of(field, Value::Int32(1)), "name": name, "unique": true };
+    // Names and texts that look like parts of the message.
+    let decoy = "a index: b_1 dup key";
+    let specs = vec![unique("b_1", "b"), unique(decoy, "a"), unique("c_1", "c")];
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs }).await.unwrap();
+    let text = "index: b_1 dup key";
+    insert(&engine, &ns(), doc! { "_id": 1, "a": text, "b": 1, "c": text }).await.unwrap();
+    for (field, value) in [("a", Value::String(text)), ("b", Value::Int32(1)), ("c", Value::String(text))] {
+        let mut doc = DocBuilder::new();
+        doc.append("_id", 2);
+        for other in ["a", "b", "c"] {
+            doc.append(other, if other == field { value } else { Value::Double(0.5) });
+        }
+        let doc = doc.finish();
+        let insert = statement_insert(&ns(), doc.clone());
+        let update = statement_update(&ns(), doc! { "_id": 2 }, doc, false, true);
+        let mut write = write_of(vec![insert, update]);
+        write.ordered = false;
+        let reply = engine.write(write).await.unwrap();
+        for result in &reply.results {
+            let failed = result.as_ref().unwrap_err();
+            let details = failed.details.as_ref().expect("a duplicate key says which");
+            assert_eq!(details.get("keyPattern"), Some(Value::Document(of(field, Value::Int32(1)).raw())));
+            assert_eq!(details.get("keyValue"), Some(Value::Document(of(field, value).raw())));
+        }
+        assert_eq!(reply.results.len(), 2);
     }
 }
 
