@@ -295,6 +295,39 @@ async fn a_tailable_cursor_waits_for_inserts() {
 }
 
 #[tokio::test]
+async fn a_tailable_cursor_compares_as_its_collection_does() {
+    let strength = doc! { "locale": "en", "strength": 2 };
+    let simple = doc! { "locale": "simple" };
+    // The collation of the collection, of the query, and both.
+    for (default, own) in [(Some(&strength), None), (None, Some(&strength)), (Some(&simple), Some(&strength))]
+    {
+        let shared = server();
+        let (mut peer, mut other) = (Peer::connect(&shared), Peer::connect(&shared));
+        let create =
+            doc! { "create": "c", "capped": true, "size": 100_000, "collation": default, "$db": "db" };
+        peer.good(&create).await;
+        peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1, "name": "Alice" }], "$db": "db" }).await;
+        let find = doc! {
+            "find": "c", "filter": { "name": "ALICE" }, "collation": own, "tailable": true, "awaitData": true,
+            "$db": "db"
+        };
+        let (id, docs) = cursor(&peer.good(&find).await);
+        assert_eq!(docs.len(), 1);
+        peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 20_000, "$db": "db" }).await;
+        let waits = || {
+            let mut running = shared.clients.list().into_iter().filter_map(|client| client.running());
+            running.any(|operation| operation.command.get("getMore").is_some())
+        };
+        while !waits() {
+            tokio::task::yield_now().await;
+        }
+        other.good(&doc! { "insert": "c", "documents": [{ "_id": 2, "name": "alice" }], "$db": "db" }).await;
+        let (_, docs) = cursor(&peer.receive().await.unwrap().doc);
+        assert_eq!(docs, [doc! { "_id": 2, "name": "alice" }]);
+    }
+}
+
+#[tokio::test]
 async fn collections_and_indexes_are_listed_as_made() {
     let shared = server();
     let mut peer = Peer::connect(&shared);
