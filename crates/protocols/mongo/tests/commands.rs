@@ -328,6 +328,56 @@ async fn a_tailable_cursor_compares_as_its_collection_does() {
 }
 
 #[tokio::test]
+async fn a_wrong_form_fails_the_command_and_a_wrong_statement_itself() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 10).await;
+    let commands = |statement: &Doc, ordered: bool| {
+        let remove = |n: i32| doc! { "q": { "_id": n }, "limit": 1 };
+        doc! { "delete": "c", "deletes": [remove(1), statement, remove(2)], "ordered": ordered, "$db": "db" }
+    };
+    let session = doc! { "id": Owned::Binary { subtype: 4, bytes: vec![1; 16].into() } };
+    let whole = [
+        (doc! { "limit": 1 }, 40414),
+        (doc! { "q": 1, "limit": 1 }, 14),
+        (doc! { "q": {} }, 40414),
+        (doc! { "q": {}, "limit": 5 }, 9),
+        (doc! { "q": {}, "limit": "1" }, 14),
+    ];
+    for (statement, number) in whole {
+        for ordered in [true, false] {
+            assert_eq!(peer.code(&commands(&statement, ordered)).await, number, "{statement:?}");
+        }
+    }
+    let multi = doc! { "q": {}, "limit": 0 };
+    let mut retried = rockdove_documents::DocBuilder::new();
+    retried.append_all(commands(&multi, true).raw()).append("lsid", &session).append("txnNumber", 1i64);
+    assert_eq!(peer.code(&retried.finish()).await, 72);
+    let counted = peer.good(&doc! { "count": "c", "$db": "db" }).await;
+    assert_eq!(number(&counted, "n"), 10, "nothing was carried out");
+    // Whatever its words are, what is wrong with a query is its statement's matter.
+    let statements = [
+        doc! { "q": { "BSON field": { "$size": "x" } }, "limit": 1 },
+        doc! { "q": { "The limit field": { "$bad": 1 } }, "limit": 1 },
+        doc! { "q": {}, "limit": 1, "collation": { "locale": "nowhere" } },
+        doc! { "q": {}, "limit": 1, "collation": { "locale": "en", "nonsense": 1 } },
+    ];
+    for statement in statements {
+        for (ordered, n) in [(true, 1), (false, 2)] {
+            let reply = peer.good(&commands(&statement, ordered)).await;
+            assert_eq!(
+                (number(&reply, "n"), integer(&reply, "writeErrors.0.index")),
+                (n, 1),
+                "{statement:?}"
+            );
+            assert_eq!(field(&reply, "writeErrors.1"), None);
+            let back = doc! { "insert": "c", "documents": [{ "_id": 1 }, { "_id": 2 }], "ordered": false, "$db": "db" };
+            peer.run(&back).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn collections_and_indexes_are_listed_as_made() {
     let shared = server();
     let mut peer = Peer::connect(&shared);

@@ -40,7 +40,6 @@ struct Prepared {
     input: Input,
     environment: Arc<Environment>,
     parsing: Parsing,
-    state: Arc<State>,
     heavy: bool,
 }
 
@@ -173,7 +172,7 @@ fn prepare(
             (Input::Collection(Box::new(query)), done, heavy)
         }
     };
-    Ok(Prepared { pipeline, done, input, environment, parsing, state, heavy })
+    Ok(Prepared { pipeline, done, input, environment, parsing, heavy })
 }
 
 /// Whether the same stages over the same documents give the same results in the same order.
@@ -193,7 +192,6 @@ impl Prepared {
             input: Input::Collection(Box::new(query.unlimited())),
             environment: self.environment.clone(),
             parsing: self.parsing.clone(),
-            state: self.state.clone(),
             heavy: self.heavy,
         })
     }

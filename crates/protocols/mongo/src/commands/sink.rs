@@ -91,7 +91,7 @@ impl Writer<'_> {
         while results.peek().is_some() {
             let batch = results.by_ref().take(BATCH);
             let statements = batch.map(|doc| Statement::Insert { ns: filled.clone(), doc }).collect();
-            self.carry_out(statements).await?.map_err(failed)?;
+            self.carry_out(statements).await?.map_err(Failure::from)?;
         }
         let rename = Definition::Rename { from: filled.clone(), to: ns.clone(), drop_target: true };
         engine.define(rename, self.ack).await?;
@@ -137,7 +137,7 @@ impl Writer<'_> {
 
     async fn merge_one(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<()> {
         let Some(filter) = key_filter(&result, &merge.on)? else {
-            return self.insert(ns, merge, result).await?.map_err(failed);
+            return self.insert(ns, merge, result).await?.map_err(Failure::from);
         };
         for _ in 0..ATTEMPTS_MAX {
             let done = match self.existing(ns, &filter).await? {
@@ -147,7 +147,7 @@ impl Writer<'_> {
                     // Somebody else may have inserted it meanwhile; if not, another unique index refuses it.
                     Err(error) => match self.existing(ns, &filter).await? {
                         Some(_) => false,
-                        None => return Err(failed(error)),
+                        None => return Err(error.into()),
                     },
                 },
             };
@@ -171,7 +171,7 @@ impl Writer<'_> {
         if matches!(merge.when_matched, WhenMatched::Fail) {
             // The unique index tells what is in the way, unless it has gone meanwhile.
             let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
-            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(failed);
+            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(Failure::from);
         }
         let new = merge.combine(old.raw(), result.raw(), self.environment)?;
         let Some(new) = new.filter(|new| new != old) else { return Ok(true) };
@@ -186,7 +186,8 @@ impl Writer<'_> {
             sort: None,
             hint: None,
         };
-        let done = self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(failed)?;
+        let done =
+            self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(Failure::from)?;
         Ok(matches!(done.first(), Some(Outcome::Updated { matched: 1, .. })))
     }
 
@@ -203,15 +204,6 @@ impl Writer<'_> {
                 Ok(self.carry_out(vec![statement]).await?.map(drop))
             }
         }
-    }
-}
-
-/// A failed statement as a failed command, with what is known of it.
-fn failed(error: WriteError) -> Failure {
-    let failure = Failure::from(error.error);
-    match error.details {
-        Some(details) => failure.with_details(details),
-        None => failure,
     }
 }
 
