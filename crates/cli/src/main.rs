@@ -7,6 +7,7 @@ mod bench;
 mod connection;
 mod doctor;
 mod exit;
+mod log;
 mod logging;
 mod migrate;
 mod output;
@@ -44,6 +45,7 @@ enum Command {
     Reply(reply::Args),
     Doctor(doctor::Args),
     Migrate(migrate::Args),
+    Log(log::Log),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
 }
@@ -53,6 +55,10 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(serve) => return serve.run(),
         Command::Bench(bench) => return bench.run(),
+        Command::Log(args) => {
+            logging::init("warn");
+            log::run(args)
+        }
         Command::Pub(args) => tool(pub_::run(args)),
         Command::Sub(args) => tool(sub::run(args)),
         Command::Request(args) => tool(request::run(args)),
@@ -63,8 +69,11 @@ fn main() -> ExitCode {
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("rockdove: {error:#}");
-            exit::code_of(&error)
+            let code = exit::code_of(&error);
+            if code != ExitCode::SUCCESS {
+                eprintln!("rockdove: {error:#}");
+            }
+            code
         }
     }
 }

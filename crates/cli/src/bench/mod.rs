@@ -4,16 +4,19 @@ mod bus;
 
 use bus::BusBench;
 use clap::{Args, Subcommand};
-use rockdove_bench::{Report, compare, copies, engine, streams, wire};
+use rockdove_bench::{Report, compare, copies, engine, log, streams, wire};
 use rockdove_server::{Config, Server, Storage};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
   rockdove bench micro                       the engine, change streams and the wire; starts its own server
   rockdove bench micro --stored 100000       the same with fewer stored documents
   rockdove bench bus latency                 requests on the bus; see rockdove bench bus --help
+  rockdove bench log --html log.html         what durability costs, with the limits of the machine
   rockdove bench compare --ours mongodb://127.0.0.1:27017/?replicaSet=rs0 --theirs mongodb://127.0.0.1:17017
 
 Exit codes: 0 all targets reached, 1 it could not be measured, 4 a target was missed.";
@@ -42,6 +45,33 @@ enum Kind {
         /// Change streams that look on
         #[arg(long, default_value_t = 1000)]
         streams: usize,
+    },
+    /// The log: latency by durability at a fixed rate, throughput, group commit, opening
+    Log {
+        /// Folder on the disk to measure
+        #[arg(long, default_value = ".")]
+        dir: PathBuf,
+        /// Messages a second; may be given more than once
+        #[arg(long = "rate", default_values_t = [50_000])]
+        rates: Vec<u64>,
+        /// Bytes of a message
+        #[arg(long, default_value_t = 1024)]
+        size: usize,
+        /// Seconds of each scenario
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+        /// Runs of each scenario; the first is not counted if there are more
+        #[arg(long, default_value_t = 5)]
+        runs: usize,
+        /// Entries of each figure of the log alone
+        #[arg(long, default_value_t = 1_000_000)]
+        entries: usize,
+        /// Write everything as JSON to this file
+        #[arg(long)]
+        json: Option<PathBuf>,
+        /// Write a report with pictures to this file
+        #[arg(long)]
+        html: Option<PathBuf>,
     },
     /// Two servers with the same bare client, in turns
     Compare {
@@ -95,6 +125,18 @@ impl Bench {
                 eprintln!("measuring the engine…");
                 report.extend(engine::inserts(stored).await?);
                 Ok(Some(report))
+            }
+            Kind::Log { dir, rates, size, seconds, runs, entries, json, html } => {
+                let time = Duration::from_secs(seconds);
+                let plan = log::Plan { dir, rates, size, time, runs, entries };
+                let outcome = log::run(&plan, |what| eprintln!("{what}…"))?;
+                if let Some(path) = json {
+                    std::fs::write(path, format!("{:#}\n", outcome.as_json()))?;
+                }
+                if let Some(path) = html {
+                    std::fs::write(path, log::page(&outcome))?;
+                }
+                Ok(Some(outcome.report))
             }
             Kind::Compare { ours, theirs, exchanges } => {
                 compare::servers(&ours, &theirs, exchanges).map(Some)
