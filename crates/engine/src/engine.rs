@@ -98,6 +98,7 @@ struct Inner {
     memory: Arc<Memory>,
     clock: Clock,
     epoch: u32,
+    term: i64,
     /// Random part of the ObjectIds made here, and their counter.
     object_ids: (u64, AtomicU64),
     closing: AtomicBool,
@@ -143,6 +144,7 @@ impl Engine {
             memory,
             clock: options.clock.clone(),
             epoch: opened.epoch,
+            term: i64::try_from(opened.term).unwrap_or(i64::MAX),
             object_ids: (rand::random(), AtomicU64::new(rand::random())),
             closing: AtomicBool::new(false),
             sequencer: Mutex::new(Some(thread)),
@@ -273,6 +275,12 @@ impl Engine {
     /// The log's epoch, part of every resume token.
     pub fn epoch(&self) -> u32 {
         self.0.epoch
+    }
+
+    /// The first election term of this run. It and those that follow are above the terms of every run before it in
+    /// the same data folder; in memory only, as long as the clock does not go back.
+    pub fn first_term(&self) -> i64 {
+        self.0.term
     }
 
     async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {

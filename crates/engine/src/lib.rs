@@ -48,6 +48,7 @@ mod sequencer;
 mod sessions;
 mod state;
 mod statement;
+mod term;
 mod tree;
 mod trie;
 

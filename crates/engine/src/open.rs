@@ -1,6 +1,7 @@
 //! Opening: from what is on disk to a state, a log and the recent history.
 
 use crate::checkpoint::{self, CheckpointError};
+use crate::clock::Clock;
 use crate::collection::{CollectionInfo, Scratch};
 use crate::effects::{BatchDecoder, CollectionNumber, DecodeError, Effect};
 use crate::engine::Options;
@@ -10,6 +11,7 @@ use crate::namespace::Namespace;
 use crate::sequencer::{CheckpointData, SyncWaiters};
 use crate::sessions::Sessions;
 use crate::state::{State, drop_target};
+use crate::term;
 use rockdove_documents::{Doc, Error, Timestamp};
 use rockdove_journal::{Journal, Recovery};
 use std::collections::{HashMap, VecDeque};
@@ -85,6 +87,8 @@ pub struct Opened {
     pub marks: VecDeque<(Timestamp, u64)>,
     pub waiters: Arc<SyncWaiters>,
     pub epoch: u32,
+    /// First election term of this run.
+    pub term: u64,
     pub history: Vec<Event>,
     pub complete_after: Timestamp,
     pub since: SinceCheckpoint,
@@ -104,14 +108,14 @@ pub struct SinceCheckpoint {
 pub fn open(options: &Options) -> Result<Opened, OpenError> {
     let started = Instant::now();
     let mut opened = match &options.dir {
-        None => in_memory(),
+        None => in_memory(&options.clock),
         Some(dir) => stored(dir, options)?,
     };
     opened.report.took = started.elapsed();
     Ok(opened)
 }
 
-fn in_memory() -> Opened {
+fn in_memory(clock: &Clock) -> Opened {
     Opened {
         state: State::default(),
         sessions: Sessions::default(),
@@ -121,6 +125,7 @@ fn in_memory() -> Opened {
         marks: VecDeque::new(),
         waiters: Arc::default(),
         epoch: rand::random(),
+        term: term::of_clock(clock.now_ms()),
         history: vec![],
         complete_after: Timestamp::default(),
         since: SinceCheckpoint::default(),
@@ -154,6 +159,7 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
         let entry = entry?;
         replay.batch(entry.index, entry.payload)?;
     }
+    let term = term::begin(dir, replay.state.at(), options.clock.now_ms())?;
     let waiters = Arc::new(SyncWaiters::default());
     let released = waiters.clone();
     journal.on_synced(move |result| match result {
@@ -171,6 +177,7 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
         marks: replay.marks,
         waiters,
         epoch: loaded.epoch,
+        term,
         history: replay.history.into(),
         complete_after: replay.complete_after,
         since: SinceCheckpoint { checkpoint_bytes: loaded.bytes, log_bytes: replay.applied_bytes },

@@ -216,3 +216,16 @@ async fn writes_that_wait_for_the_disk_are_acknowledged() {
     define(&engine, Definition::DropIndexes { ns: ns(), which: IndexChoice::All }).await.unwrap();
     engine.close().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_set_back_between_two_runs_keeps_terms_growing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = 0;
+    for day in [20_000, 20_001, 19_000, 0, 19_000, 20_002] {
+        let clock = rockdove_engine::Clock::new(move || day * 86_400_000);
+        let engine = open(Options { clock, ..Options::stored_in(dir.path()) }).await;
+        assert!(engine.first_term() > last, "{} after {last} on day {day}", engine.first_term());
+        last = engine.first_term();
+        engine.close().await.unwrap();
+    }
+}

@@ -10,7 +10,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -152,14 +152,11 @@ fn explain(storage: &Storage, error: OpenError) -> StartError {
 }
 
 fn identity(config: &Config, address: SocketAddr) -> Identity {
-    // Each start is a term of its own, higher than all before as long as the clock does not go back by years.
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Identity {
         set_name: config.set_name.clone(),
         advertised: config.advertise.clone().unwrap_or_else(|| address.to_string()),
         poppydb: config.personality == Personality::Poppydb,
         test_commands: config.test_commands,
-        term: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         ..Identity::default()
     }
 }

@@ -1,6 +1,6 @@
 //! Starting and stopping: what an operator meets first.
 
-use rockdove_documents::{Doc, doc};
+use rockdove_documents::{Doc, Value, doc};
 use rockdove_mongo::codec::{Flags, Header, MSG_HEAD_BYTES, encode_msg};
 use rockdove_server::{Config, Server, StartError, Storage};
 use std::net::SocketAddr;
@@ -105,4 +105,21 @@ async fn a_connection_that_does_not_end_is_cut() {
     stop(server).await;
     let end = tokio::time::timeout(Duration::from_secs(20), busy.read(&mut [0; 1])).await;
     assert!(matches!(end.expect("the connection is cut"), Ok(0) | Err(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_election_id_grows_with_each_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last: Option<Vec<u8>> = None;
+    for _ in 0..3 {
+        let server = Server::start(config(folder(dir.path()))).await.unwrap();
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        send(&mut stream, &doc! { "hello": 1, "$db": "admin" }).await;
+        let hello = receive(&mut stream).await;
+        let Some(Value::ObjectId(id)) = hello.get("electionId") else { panic!("{hello:?}") };
+        assert!(last.is_none_or(|last| last[..] < id.0[..]));
+        last = Some(id.0.to_vec());
+        drop(stream);
+        stop(server).await;
+    }
 }

@@ -84,7 +84,7 @@ impl Shared {
     /// The state over an engine that was opened.
     pub fn new(identity: Identity, engine: Engine, arguments: Vec<String>) -> Arc<Shared> {
         Arc::new(Shared {
-            topology: Topology::new(identity.term),
+            topology: Topology::new(engine.first_term()),
             identity,
             engine,
             sessions: Sessions::default(),
