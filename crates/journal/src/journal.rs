@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub core: Mutex<Option<Core>>,
     /// Who is called when a segment was sealed.
     pub keeper: Mutex<Option<Arc<Bell>>>,
+    /// Whether there was no space for the next segment.
+    pub is_short: Arc<AtomicBool>,
 }
 
 impl Shared {
@@ -214,6 +217,26 @@ impl Journal {
             None if self.0.desk.is_closed() => Health::Closed,
             None => Health::Good,
         }
+    }
+
+    /// True if there was no space on the disk for the next segment when that was last made ready. What is left of the
+    /// active one, up to half of it, still takes entries: who asks can leave it to those that make space.
+    pub fn is_short_of_space(&self) -> bool {
+        self.0.is_short.load(Ordering::Acquire)
+    }
+
+    /// Has the next segment made ready once more if there was no space for it; does not wait.
+    pub fn retry_space(&self) {
+        if self.is_short_of_space()
+            && let Some(core) = self.0.core.lock().as_mut()
+        {
+            core.want_spare();
+        }
+    }
+
+    /// Bytes on disk of the segments that [`Journal::drop_before`] would remove.
+    pub fn bytes_before(&self, index: u64) -> u64 {
+        self.droppable(index.min(self.synced())).0.iter().map(|segment| segment.disk_bytes()).sum()
     }
 
     /// Forgets entries below `index`: removes the sealed segments that lie wholly below it, oldest first.

@@ -96,6 +96,9 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     };
     let desk = Desk::new(options.sync, options.risk.clone(), found.last.index);
     desk.roll(None, Dirty { segment: active.clone(), file: file.clone(), named, seal: None })?;
+    let thread =
+        |cause| DiskError { action: "start a thread for", file: folder.path(""), cause: Arc::new(cause) };
+    let preparer = Preparer::start(folder.clone(), log_id, options.segment_bytes).map_err(thread)?;
     let shared = Arc::new(Shared {
         folder: folder.clone(),
         log_id,
@@ -106,9 +109,8 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         release_listeners: Mutex::default(),
         core: Mutex::default(),
         keeper: Mutex::default(),
+        is_short: preparer.is_short(),
     });
-    let thread =
-        |cause| DiskError { action: "start a thread for", file: folder.path(""), cause: Arc::new(cause) };
     let mut core = Core {
         lap: cycle.as_ref().filter(|_| !active.is_empty()).map(|cycle| cycle.at(active.times().0)),
         active,
@@ -116,7 +118,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         last: found.last,
         segment_bytes: options.segment_bytes,
         cycle,
-        preparer: Preparer::start(folder.clone(), log_id, options.segment_bytes).map_err(thread)?,
+        preparer,
         spare_wanted: false,
         scratch: Vec::new(),
         entries: Vec::new(),
@@ -558,7 +560,7 @@ impl Core {
         }
     }
 
-    fn want_spare(&mut self) {
+    pub(crate) fn want_spare(&mut self) {
         self.spare_wanted = true;
         self.preparer.want();
     }

@@ -37,6 +37,7 @@ fn a_full_file_system_is_an_error_and_passes() {
     };
     assert!(matches!(refused, AppendError::NoSpace(_)), "{refused}");
     let last = journal.written();
+    assert!(journal.is_short_of_space());
     assert!(last > 500, "{last}");
     assert!(matches!(writer.append(&[&[7; 200_000]], 0), Err(AppendError::NoSpace(_))));
     assert!(matches!(journal.health(), Health::Good));
@@ -52,6 +53,7 @@ fn a_full_file_system_is_an_error_and_passes() {
         assert!(std::time::Instant::now() < deadline);
     }
     assert_eq!(writer.append(&[&[7; 1000]], 0).unwrap(), last + 1);
+    assert!(!journal.is_short_of_space());
     writer.close().unwrap();
     let (journal, writer, recovery) = Journal::open(temp.path(), options).unwrap();
     assert_eq!((recovery.last_index, recovery.cut), (last + 1, None));
