@@ -254,7 +254,12 @@ impl Engine {
         let after = match start {
             StartAt::Now => self.operation_time(),
             StartAt::Time(at) => Timestamp::from_bits(at.bits().saturating_sub(1)),
-            StartAt::After(token) => self.resume_point(token)?,
+            StartAt::After(token) => match (self.resume_point(token)?, token.kind) {
+                (seen, TokenKind::Event) => {
+                    return self.0.feed.follow_event(scope, view, stages, pipeline, seen);
+                }
+                (upto, TokenKind::HighWater | TokenKind::Invalidate) => upto,
+            },
         };
         self.0.feed.follow(scope, view, stages, pipeline, after)
     }

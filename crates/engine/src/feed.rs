@@ -140,7 +140,25 @@ impl Feed {
     ) -> Result<ChangeStream> {
         self.shared.check_history(after)?;
         let group = self.shared.join(GroupKey { scope, view, stages }, pipeline);
-        Ok(ChangeStream { shared: self.shared.clone(), group, position: after, ended: false })
+        Ok(ChangeStream { shared: self.shared.clone(), group, position: after, owed: None, ended: false })
+    }
+
+    /// As [`Feed::follow`], after an event that its client has seen. If that event ended the stream, `invalidate` is
+    /// what comes next. It is not known of an event that the history no longer holds.
+    pub fn follow_event(
+        &self,
+        scope: Scope,
+        view: View,
+        stages: bytes::Bytes,
+        pipeline: Arc<dyn EventPipeline>,
+        seen: Timestamp,
+    ) -> Result<ChangeStream> {
+        let before = Timestamp::from_bits(seen.bits().saturating_sub(1));
+        let event = self.shared.ring.read().after(before, 1).pop().filter(|event| event.at == seen);
+        let owed = event.and_then(|event| scope.end_after(&event, self.shared.epoch));
+        let mut stream = self.follow(scope, view, stages, pipeline, seen)?;
+        stream.owed = owed;
+        Ok(stream)
     }
 
     /// What the ring holds.
@@ -293,6 +311,8 @@ pub struct ChangeStream {
     group: Arc<Group>,
     /// Everything up to here was delivered or did not concern the stream.
     position: Timestamp,
+    /// The event that ends the stream, if it is due before anything else.
+    owed: Option<Doc>,
     ended: bool,
 }
 
@@ -336,6 +356,11 @@ impl ChangeStream {
     fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
         let (mut events, mut bytes) = (Vec::new(), 0);
         let mut token = None;
+        if let Some(last) = self.owed.take() {
+            token = last.get("_id").and_then(|id| id.as_document()).map(|id| id.to_doc());
+            events.push(last);
+            self.ended = true;
+        }
         'more: while !self.ended && events.len() < count_max {
             if self.shared.stopping.load(Ordering::Acquire) {
                 return Err(Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down"));

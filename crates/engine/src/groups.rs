@@ -187,7 +187,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(event: &Event, scope: &Scope, view: &View, epoch: u32) -> Prepared {
-        let invalidate = scope.ends_with(event).then(|| invalidate(event.at, event.wall_ms, epoch));
+        let invalidate = scope.end_after(event, epoch);
         Prepared { at: event.at, doc: event.document(view, epoch), invalidate }
     }
 
@@ -407,6 +407,12 @@ impl Scope {
             }
             Scope::Cluster => !event.ns.is_internal(),
         }
+    }
+
+    /// The last event of a stream of this scope, if `event` is what ends it.
+    pub fn end_after(&self, event: &Event, epoch: u32) -> Option<Doc> {
+        let ends = self.contains(event) && self.ends_with(event);
+        ends.then(|| invalidate(event.at, event.wall_ms, epoch))
     }
 
     /// Whether what the stream follows is gone after `event` (MongoDB manual, "invalidate Event").
