@@ -123,6 +123,11 @@ impl Batch {
     fn is_full(&self) -> bool {
         self.encoder.size() >= BATCH_BYTES_MAX
     }
+
+    /// The time of the next effect: no other has it.
+    pub fn next_at(&self) -> Timestamp {
+        self.encoder.next_at()
+    }
 }
 
 /// What a `findAndModify` comes to.

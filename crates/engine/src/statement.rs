@@ -17,7 +17,9 @@ use rockdove_documents::filter::Filter;
 use rockdove_documents::key::{Direction, encode_key};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, check_id, upsert_document};
-use rockdove_documents::{Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result, Value, code, doc};
+use rockdove_documents::{
+    Doc, DocBuilder, Element, Error, ObjectId, Owned, RawDoc, Result, Timestamp, Value, code, doc,
+};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -126,6 +128,25 @@ fn refuse_view(info: &CollectionInfo) -> Result<()> {
     }
 }
 
+/// The document with `at` in the place of empty timestamps at its top level, apart from `_id` (MongoDB manual, "BSON
+/// Types", Timestamps).
+fn stamped(doc: Doc, at: Timestamp) -> Doc {
+    let is_empty = |element: &Element<'_>| {
+        element.key_bytes() != b"_id" && element.value() == Value::Timestamp(Timestamp::default())
+    };
+    if !doc.raw().iter().any(|element| is_empty(&element)) {
+        return doc;
+    }
+    let mut out = DocBuilder::with_capacity(doc.bytes().len());
+    for element in doc.raw() {
+        match is_empty(&element) {
+            true => out.append(element.key(), at),
+            false => out.append_element(element),
+        };
+    }
+    out.finish()
+}
+
 /// Inserts a prepared document.
 pub fn insert(
     seq: &mut Sequencer,
@@ -135,6 +156,7 @@ pub fn insert(
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
     seq.memory.check(seq.stored_bytes())?;
+    let doc = stamped(doc, batch.next_at());
     put(seq, ns, doc, bypass, batch)?;
     Ok(Outcome::Inserted)
 }

@@ -348,3 +348,26 @@ async fn readers_keep_their_snapshot() {
     assert_eq!(reading.count(), 49);
     assert!(find(&engine, &Namespace::new("db", "c").unwrap(), doc! {}).is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_timestamps_get_the_time_of_their_insertion() {
+    let engine = open(Options::memory()).await;
+    let empty = rockdove_documents::Timestamp::default;
+    let mut last = engine.operation_time();
+    for n in 0..3 {
+        let set = rockdove_documents::Timestamp { time: 0, increment: 1 };
+        let new = doc! { "_id": n, "at": empty(), "other": "x", "set": set, "in": { "at": empty() }, "too": empty() };
+        insert(&engine, &ns(), new).await.unwrap();
+        let stored = find(&engine, &ns(), doc! { "_id": n }).remove(0);
+        let Some(Value::Timestamp(at)) = stored.get("at") else { panic!("{stored:?}") };
+        assert!(last < at && at <= engine.operation_time(), "{last:?} {at:?}");
+        assert_eq!(
+            stored,
+            doc! { "_id": n, "at": at, "other": "x", "set": set, "in": { "at": empty() }, "too": at }
+        );
+        last = at;
+    }
+    insert(&engine, &ns(), doc! { "_id": empty() }).await.unwrap();
+    assert_eq!(find(&engine, &ns(), doc! { "_id": empty() }).len(), 1);
+    engine.close().await.unwrap();
+}
