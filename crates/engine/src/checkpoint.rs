@@ -44,6 +44,15 @@ pub enum CheckpointError {
     Damaged(PathBuf, String),
 }
 
+/// What a data folder has come from; the same from one checkpoint to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lineage {
+    /// The log's epoch, part of resume tokens.
+    pub epoch: u32,
+    /// What happened up to here may be missing from the log: change streams cannot go back further.
+    pub history_after: Timestamp,
+}
+
 /// What a checkpoint holds.
 pub struct Loaded {
     /// The collections.
@@ -52,20 +61,20 @@ pub struct Loaded {
     pub sessions: Sessions,
     /// Position of the last batch of the log that it contains.
     pub index: u64,
-    /// The log's epoch, part of resume tokens.
-    pub epoch: u32,
+    /// What its folder has come from.
+    pub lineage: Lineage,
     /// Its size on disk in bytes.
     pub bytes: u64,
 }
 
 /// Writes a checkpoint into `dir` and removes older ones. Returns its size in bytes.
-pub fn save(dir: &Path, data: &CheckpointData, epoch: u32) -> Result<u64, CheckpointError> {
+pub fn save(dir: &Path, data: &CheckpointData, lineage: Lineage) -> Result<u64, CheckpointError> {
     let temporary = dir.join(TEMPORARY);
     let name = dir.join(format!("{:020}{SUFFIX}", data.index));
     let failed = |error| CheckpointError::Io(temporary.clone(), error);
     let file = File::create(&temporary).map_err(failed)?;
     let mut out = Sink { out: BufWriter::with_capacity(1 << 20, file), crc: digest(), bytes: 0 };
-    write_all(&mut out, data, epoch).map_err(failed)?;
+    write_all(&mut out, data, lineage).map_err(failed)?;
     let bytes = out.bytes;
     let file = out.out.into_inner().map_err(|error| failed(error.into_error()))?;
     file.sync_all().map_err(failed)?;
@@ -136,9 +145,9 @@ impl Sink {
     }
 }
 
-fn write_all(out: &mut Sink, data: &CheckpointData, epoch: u32) -> io::Result<()> {
+fn write_all(out: &mut Sink, data: &CheckpointData, lineage: Lineage) -> io::Result<()> {
     out.put(MAGIC)?;
-    out.put(header(data, epoch).bytes())?;
+    out.put(header(data, lineage).bytes())?;
     for collection in data.state.collections() {
         out.record(TAG_COLLECTION, u64::from(collection.info.number), describe_collection(collection).raw())?;
         for (record, doc) in collection.records() {
@@ -153,9 +162,10 @@ fn write_all(out: &mut Sink, data: &CheckpointData, epoch: u32) -> io::Result<()
     out.out.write_all(&crc.to_le_bytes())
 }
 
-fn header(data: &CheckpointData, epoch: u32) -> Doc {
+fn header(data: &CheckpointData, lineage: Lineage) -> Doc {
     let mut header = DocBuilder::new();
-    header.append("index", data.index as i64).append("epoch", i64::from(epoch)).append("at", data.state.at());
+    header.append("index", data.index as i64).append("epoch", i64::from(lineage.epoch));
+    header.append("at", data.state.at()).append("historyAfter", lineage.history_after);
     header.append("nextCollection", i64::from(data.state.next_collection())).start_array("dropped");
     for dropped in data.state.dropped() {
         let info = describe(&dropped.ns, dropped.uuid, RawDoc::empty());
@@ -242,8 +252,14 @@ fn read_all<R: Read>(mut source: Source<R>) -> Result<Loaded, CheckpointError> {
     let (Ok(epoch), Ok(next)) = (u32::try_from(epoch), u32::try_from(next)) else {
         return Err(source.damaged("its header has numbers that are too large"));
     };
+    let history_after = match header.get("historyAfter") {
+        Some(Value::Timestamp(after)) => after,
+        None => Timestamp::default(),
+        Some(_) => return Err(source.damaged("its header has a history that begins at no time")),
+    };
+    let lineage = Lineage { epoch, history_after };
     let mut loaded =
-        Loaded { state: State::default(), sessions: Sessions::default(), index, epoch, bytes: 0 };
+        Loaded { state: State::default(), sessions: Sessions::default(), index, lineage, bytes: 0 };
     let mut loading = Loading { collection: None, scratch: Scratch::default(), next, at };
     loop {
         match source.byte()? {
@@ -365,7 +381,8 @@ mod tests {
         "txn": 1i64, "ms": 5i64, "done": [done] };
         let dir = tempfile::tempdir().unwrap();
         let data = CheckpointData { state, sessions: vec![session], index: 3, wanted_from: 3 };
-        save(dir.path(), &data, 8).unwrap();
+        let history_after = Timestamp { time: 4, increment: 1 };
+        save(dir.path(), &data, Lineage { epoch: 8, history_after }).unwrap();
         std::fs::read(list(dir.path()).unwrap().pop().unwrap()).unwrap()
     }
 
@@ -377,7 +394,8 @@ mod tests {
     fn damage_is_told_wherever_it_is() {
         let whole = whole();
         let loaded = load_of(&whole).expect("nothing is damaged");
-        assert_eq!((loaded.index, loaded.epoch, loaded.state.collections().count()), (3, 8, 1));
+        let lineage = Lineage { epoch: 8, history_after: Timestamp { time: 4, increment: 1 } };
+        assert_eq!((loaded.index, loaded.lineage, loaded.state.collections().count()), (3, lineage, 1));
         for at in 0..whole.len() {
             assert!(load_of(&whole[..at]).is_err(), "cut at {at}");
             for flip in [1, 0x80, 0xff] {

@@ -1,6 +1,6 @@
 //! The engine as a whole: opening, the calls that protocols make, closing.
 
-use crate::checkpoint::{self, CheckpointError};
+use crate::checkpoint::{self, CheckpointError, Lineage};
 use crate::clock::Clock;
 use crate::command::{
     Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Hint, Modify, Statement, Write,
@@ -25,10 +25,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Requests that may wait for the sequencer; more make their callers wait.
 const REQUESTS_MAX: usize = 4096;
+
+/// Longest wait for the log's disk before a checkpoint is given up.
+const SYNC_WAIT: Duration = Duration::from_secs(60);
 
 /// A write of more statements is left to the sequencer's thread.
 const SMALL_STATEMENTS_MAX: usize = 8;
@@ -158,7 +162,7 @@ impl Engine {
             &options,
             opened.journal,
             opened.since,
-            opened.epoch,
+            Lineage { epoch: opened.epoch, history_after: opened.history_after },
         )?;
         *engine.0.keeper.lock() = Some(keeper);
         Ok(engine)
@@ -376,10 +380,14 @@ impl From<CheckpointError> for OpenError {
 pub(crate) fn save_checkpoint(
     dir: &std::path::Path,
     data: &CheckpointData,
-    epoch: u32,
+    lineage: Lineage,
     journal: &rockdove_journal::Journal,
 ) -> Result<u64, String> {
-    let bytes = checkpoint::save(dir, data, epoch).map_err(|error| error.to_string())?;
+    // What the checkpoint contains has to be in the log on disk first: after a power cut the log must not end before
+    // the checkpoint.
+    journal.request_sync();
+    journal.wait_synced_blocking(data.index, SYNC_WAIT).map_err(|error| error.to_string())?;
+    let bytes = checkpoint::save(dir, data, lineage).map_err(|error| error.to_string())?;
     journal.drop_before(data.wanted_from.min(data.index + 1)).map_err(|error| error.to_string())?;
     Ok(bytes)
 }
@@ -431,6 +439,31 @@ mod tests {
             }
         }
         assert!(seen[0] > 0 && seen[1] > 0);
+    }
+
+    #[test]
+    fn the_log_is_on_disk_before_the_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("log");
+        std::fs::create_dir(&folder).unwrap();
+        let options = rockdove_journal::Options { sync: SyncPolicy::Never, ..Default::default() };
+        let (journal, mut writer, _) = rockdove_journal::Journal::open(&folder, options).unwrap();
+        for _ in 0..3 {
+            writer.append(&[b"batch"], 1).unwrap();
+        }
+        let checkpoint = dir.path().join("00000000000000000003.checkpoint");
+        let (looked, was_first) = (checkpoint.clone(), Arc::new(AtomicBool::new(false)));
+        let seen = was_first.clone();
+        journal.on_synced(move |synced| {
+            if synced.as_ref().is_ok_and(|synced| *synced >= 3) {
+                seen.fetch_or(!looked.exists(), Ordering::Relaxed);
+            }
+        });
+        let data = CheckpointData { state: State::default(), sessions: vec![], index: 3, wanted_from: 1 };
+        let lineage = Lineage { epoch: 1, history_after: Timestamp::default() };
+        save_checkpoint(dir.path(), &data, lineage, &journal).unwrap();
+        assert!(checkpoint.exists() && journal.synced() >= 3);
+        assert!(was_first.load(Ordering::Relaxed));
     }
 
     #[test]

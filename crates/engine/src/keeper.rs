@@ -2,6 +2,7 @@
 //!
 //! It reads snapshots and asks the sequencer like anybody else; it holds nothing that the engine waits for.
 
+use crate::checkpoint::Lineage;
 use crate::effects::CollectionNumber;
 use crate::engine::{Options, save_checkpoint};
 use crate::open::SinceCheckpoint;
@@ -31,7 +32,7 @@ struct Work {
     requests: mpsc::WeakSender<Request>,
     options: Options,
     journal: Option<(Journal, PathBuf)>,
-    epoch: u32,
+    lineage: Lineage,
     /// The log's size on disk when the last checkpoint was written; at opening, as if what the checkpoint does not
     /// contain had come after it.
     log_bytes_then: u64,
@@ -47,7 +48,7 @@ impl Keeper {
         options: &Options,
         journal: Option<Journal>,
         since: SinceCheckpoint,
-        epoch: u32,
+        lineage: Lineage,
     ) -> std::io::Result<Keeper> {
         let log_bytes = journal.as_ref().map_or(0, Journal::disk_bytes);
         let journal = journal.zip(options.dir.clone());
@@ -58,7 +59,7 @@ impl Keeper {
             log_bytes_then: log_bytes.saturating_sub(since.log_bytes),
             checkpoint_bytes: since.checkpoint_bytes,
             journal,
-            epoch,
+            lineage,
         };
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let stopped = stop.clone();
@@ -129,7 +130,7 @@ impl Work {
         }
         let (reply, answer) = oneshot::channel();
         let Some(data) = self.ask(Request::Checkpoint(reply), answer) else { return };
-        match save_checkpoint(dir, &data, self.epoch, journal) {
+        match save_checkpoint(dir, &data, self.lineage, journal) {
             Ok(bytes) => self.checkpoint_bytes = bytes,
             Err(reason) => tracing::error!(reason, "no checkpoint was written; the log keeps growing"),
         }

@@ -115,6 +115,10 @@ pub fn watch(engine: &Engine, start: StartAt) -> Result<ChangeStream> {
     engine.watch(Scope::Collection(ns()), View::default(), bytes::Bytes::new(), Arc::new(All), start)
 }
 
+pub fn watch_in(engine: &Engine, scope: Scope, view: View, start: StartAt) -> Result<ChangeStream> {
+    engine.watch(scope, view, bytes::Bytes::new(), Arc::new(All), start)
+}
+
 pub async fn operations(stream: &mut ChangeStream, count: usize) -> Vec<String> {
     let mut operations = Vec::new();
     while operations.len() < count {
