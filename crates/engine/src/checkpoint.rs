@@ -16,6 +16,7 @@ use crate::state::{Dropped, State, describe, uuid_of};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 use rockdove_documents::{Doc, DocBuilder, RawDoc, Timestamp, Value, doc};
+use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,12 @@ const SUFFIX: &str = ".checkpoint";
 const TEMPORARY: &str = "checkpoint.tmp";
 /// Longest record accepted: a document of the largest size and its frame.
 const RECORD_BYTES_MAX: usize = 48 << 20;
+
+/// Bytes of a record before its document.
+const RECORD_HEAD_BYTES: usize = 1 + 8;
+const CHECKSUM_BYTES: u64 = 4;
+/// What a collection and each of its indexes are taken to need for their descriptions.
+const COLLECTION_BYTES: u64 = 512;
 
 const TAG_END: u8 = 0;
 const TAG_COLLECTION: u8 = 1;
@@ -72,13 +79,16 @@ pub fn save(dir: &Path, data: &CheckpointData, lineage: Lineage) -> Result<u64, 
     let temporary = dir.join(TEMPORARY);
     let name = dir.join(format!("{:020}{SUFFIX}", data.index));
     let failed = |error| CheckpointError::Io(temporary.clone(), error);
-    let file = File::create(&temporary).map_err(failed)?;
-    let mut out = Sink { out: BufWriter::with_capacity(1 << 20, file), crc: digest(), bytes: 0 };
-    write_all(&mut out, data, lineage).map_err(failed)?;
-    let bytes = out.bytes;
-    let file = out.out.into_inner().map_err(|error| failed(error.into_error()))?;
-    file.sync_all().map_err(failed)?;
-    std::fs::rename(&temporary, &name).map_err(failed)?;
+    let written = write_file(&temporary, data, lineage);
+    let renamed = written.and_then(|bytes| std::fs::rename(&temporary, &name).map(|()| bytes));
+    let bytes = match renamed {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            // What there is of it must not keep the space that it did not suffice for.
+            remove_temporary(dir)?;
+            return Err(failed(error));
+        }
+    };
     sync_dir(dir)?;
     for old in list(dir)? {
         if old != name {
@@ -86,6 +96,42 @@ pub fn save(dir: &Path, data: &CheckpointData, lineage: Lineage) -> Result<u64, 
         }
     }
     Ok(bytes)
+}
+
+/// Writes the file of a checkpoint, durably; its size in bytes.
+fn write_file(path: &Path, data: &CheckpointData, lineage: Lineage) -> io::Result<u64> {
+    let file = File::create(path)?;
+    let sessions: usize = data.sessions.iter().map(|session| session.bytes().len() + RECORD_HEAD_BYTES).sum();
+    // A disk that is too full says so before anything is written. Not every file system can tell.
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes_of(&data.state) + sessions as u64) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut out = Sink { out: BufWriter::with_capacity(1 << 20, file), crc: digest(), bytes: 0 };
+    write_all(&mut out, data, lineage)?;
+    let bytes = out.bytes + CHECKSUM_BYTES;
+    let file = out.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.set_len(bytes)?;
+    file.sync_all()?;
+    Ok(bytes)
+}
+
+/// About how many bytes the checkpoint of a state takes, retry records apart: rather too many than too few.
+pub fn bytes_of(state: &State) -> u64 {
+    let of = |collection: &Collection| {
+        let records = collection.bytes() + (RECORD_HEAD_BYTES * collection.len()) as u64;
+        records + COLLECTION_BYTES * (1 + collection.indexes().len() as u64)
+    };
+    COLLECTION_BYTES + state.collections().map(|collection| of(collection)).sum::<u64>()
+}
+
+/// Removes what an interrupted or failed checkpoint has left.
+pub fn remove_temporary(dir: &Path) -> Result<(), CheckpointError> {
+    let temporary = dir.join(TEMPORARY);
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CheckpointError::Io(temporary, error)),
+        _ => Ok(()),
+    }
 }
 
 /// Reads the newest checkpoint of `dir`, if there is one.

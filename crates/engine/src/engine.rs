@@ -9,8 +9,8 @@ use crate::command::{
 use crate::event::{Token, TokenKind, View};
 use crate::feed::{ChangeStream, Feed, FeedStats};
 use crate::groups::{EventPipeline, Scope};
-use crate::keeper::Keeper;
-use crate::limits::Memory;
+use crate::keeper::{Keeper, Limits};
+use crate::limits::{Disk, Memory};
 use crate::open::{self, OpenError};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
@@ -124,6 +124,8 @@ impl Engine {
         let mut sessions = opened.sessions;
         sessions.shed(memory.records_max());
         memory.used(opened.state.bytes() + sessions.bytes());
+        let disk = Arc::new(Disk::new(options.dir.clone()));
+        disk.look(memory.used_bytes());
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let sequencer = Sequencer::new(Start {
             state: opened.state,
@@ -136,6 +138,7 @@ impl Engine {
             clock: options.clock.clone(),
             waiters: opened.waiters,
             memory: memory.clone(),
+            disk: disk.clone(),
         });
         let desk = Arc::new(Desk::new(sequencer));
         let works = desk.clone();
@@ -158,6 +161,7 @@ impl Engine {
         let engine = Engine(inner);
         let keeper = Keeper::start(
             Arc::downgrade(&engine.0.published),
+            Limits { memory: engine.0.memory.clone(), disk },
             engine.0.requests.downgrade(),
             &options,
             opened.journal,

@@ -32,6 +32,11 @@ pub trait CommitLog: Send {
     /// Everything up to this position is durable.
     fn synced(&self) -> u64;
 
+    /// Whether there is no space for much more: only what makes space should be appended.
+    fn is_short(&self) -> bool {
+        false
+    }
+
     /// Ends the log cleanly.
     fn close(self: Box<Self>) -> Result<(), String>;
 }
@@ -83,6 +88,10 @@ impl CommitLog for JournalLog {
 
     fn synced(&self) -> u64 {
         self.journal.synced()
+    }
+
+    fn is_short(&self) -> bool {
+        self.journal.is_short_of_space()
     }
 
     fn close(self: Box<Self>) -> Result<(), String> {

@@ -150,6 +150,7 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
     let log_dir = dir.join(LOG_FOLDER);
     std::fs::create_dir_all(&log_dir)?;
     let (journal, writer, recovery) = Journal::open(&log_dir, journal_options)?;
+    checkpoint::remove_temporary(dir)?;
     let loaded = match checkpoint::load(dir)? {
         Some(loaded) => loaded,
         None if journal.first_index() > 1 => {

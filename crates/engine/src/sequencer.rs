@@ -24,7 +24,7 @@ use crate::definition;
 use crate::effects::{BatchEncoder, CollectionNumber, Effect, RecordNumber};
 use crate::event::{Event, Uuid, key_of};
 use crate::feed::Feed;
-use crate::limits::Memory;
+use crate::limits::{self, Disk, Memory};
 use crate::log::{CommitError, CommitLog};
 use crate::namespace::Namespace;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
@@ -90,7 +90,8 @@ pub struct CheckpointData {
 pub struct Sequencer {
     pub(crate) state: State,
     pub(crate) scratch: Scratch,
-    pub(crate) memory: Arc<Memory>,
+    memory: Arc<Memory>,
+    disk: Arc<Disk>,
     published: Arc<ArcSwap<State>>,
     log: Box<dyn CommitLog>,
     sessions: Sessions,
@@ -214,6 +215,7 @@ pub struct Start {
     pub clock: Clock,
     pub waiters: Arc<SyncWaiters>,
     pub memory: Arc<Memory>,
+    pub disk: Arc<Disk>,
 }
 
 /// The place of the one sequencer. Its thread works there; a small request that finds it idle is carried out on
@@ -302,6 +304,7 @@ impl Sequencer {
             state: start.state,
             scratch: Scratch::default(),
             memory: start.memory,
+            disk: start.disk,
             published: start.published,
             log: start.log,
             sessions: start.sessions,
@@ -354,8 +357,17 @@ impl Sequencer {
         closed
     }
 
+    /// Fails if nothing new is to be stored, for lack of memory or disk.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        self.memory.check(self.stored_bytes())?;
+        if self.disk.is_short() || self.log.is_short() {
+            return Err(limits::disk_is_short());
+        }
+        Ok(())
+    }
+
     /// Bytes of all that is kept: documents, index entries, retry records.
-    pub(crate) fn stored_bytes(&self) -> u64 {
+    fn stored_bytes(&self) -> u64 {
         self.state.bytes() + self.sessions.bytes()
     }
 
@@ -613,6 +625,7 @@ impl Sequencer {
         if self.unmarked_bytes >= MARK_BYTES {
             self.unmarked_bytes = 0;
             self.marks.push_back((upto, index));
+            self.disk.look(self.stored_bytes());
         }
         self.memory.used(self.stored_bytes());
         self.published.store(Arc::new(self.state.clone()));
@@ -739,6 +752,7 @@ mod tests {
             clock: Clock::system(),
             waiters: Arc::default(),
             memory: Arc::new(Memory::new(1 << 30, 75, 90)),
+            disk: Arc::default(),
         })
     }
 

@@ -155,7 +155,7 @@ pub fn insert(
     bypass: bool,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    seq.memory.check(seq.stored_bytes())?;
+    seq.check_room()?;
     let doc = stamped(doc, batch.next_at());
     put(seq, ns, doc, bypass, batch)?;
     Ok(Outcome::Inserted)
@@ -254,7 +254,7 @@ fn info_of(seq: &Sequencer, ns: &Namespace) -> Result<Arc<CollectionInfo>> {
 
 /// The document that an upsert makes of filter and update, with its `_id`.
 fn upserted(seq: &Sequencer, filter: &Filter, update: &Update, batch: &Batch) -> Result<(Owned, Doc)> {
-    seq.memory.check(seq.stored_bytes())?;
+    seq.check_room()?;
     let equalities =
         filter.equalities().into_iter().map(|(path, value)| (path.to_string(), value.to_owned()));
     let doc = upsert_document(&equalities.collect::<Vec<_>>(), update, new_object_id(batch.wall_ms))?;
