@@ -8,6 +8,7 @@ pub mod chart;
 pub mod compare;
 pub mod copies;
 pub mod engine;
+pub mod log;
 pub mod raw;
 pub mod report;
 pub mod streams;

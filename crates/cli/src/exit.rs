@@ -22,6 +22,8 @@ pub enum Exit {
     TimedOut,
     /// Something is not as it should be.
     Findings,
+    /// `log verify`: what was on disk is damaged.
+    Damaged,
     /// A signal ended it; its number.
     Signal(u8),
 }
@@ -32,6 +34,7 @@ impl From<Exit> for ExitCode {
             Exit::Done => Self::SUCCESS,
             Exit::TimedOut => Self::from(3),
             Exit::Findings => Self::from(4),
+            Exit::Damaged => Self::from(5),
             Exit::Signal(number) => Self::from(128 + number),
         }
     }

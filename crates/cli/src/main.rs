@@ -8,6 +8,7 @@ mod connection;
 mod doctor;
 mod exit;
 mod follow;
+mod log;
 mod logging;
 mod migrate;
 mod output;
@@ -46,6 +47,7 @@ enum Command {
     Reply(reply::Args),
     Doctor(doctor::Args),
     Migrate(migrate::Args),
+    Log(log::Log),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
 }
@@ -54,8 +56,11 @@ fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("rockdove: {error:#}");
-            exit::code_of(&error)
+            let code = exit::code_of(&error);
+            if code != ExitCode::SUCCESS {
+                eprintln!("rockdove: {error:#}");
+            }
+            code
         }
     }
 }
@@ -68,6 +73,7 @@ fn run(command: Command) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(async {
         match command {
+            Command::Log(args) => log::run(args),
             Command::Serve(serve) => serve.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Pub(args) => pub_::run(args).await,

@@ -103,6 +103,9 @@ fn numbers_that_cannot_be_measured_are_wrong_usage() {
         &["micro", "--stored", "0"],
         &["micro", "--exchanges", "0"],
         &["micro", "--streams", "0"],
+        &["log", "--rate", "0"],
+        &["log", "--size", "0"],
+        &["log", "--runs", "0"],
         &["compare", "--ours", "a", "--theirs", "b", "--exchanges", "0"],
     ] {
         let command = Command::new(env!("CARGO_BIN_EXE_rockdove")).arg("bench").args(arguments).output();

@@ -10,6 +10,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
 
 /// No step waits longer than this.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -105,6 +108,63 @@ impl Server {
 
     async fn bus(&self, layout: Layout, id: &str) -> Bus {
         Bus::builder(&self.uri).layout(layout).sender_id(id).connect().await.unwrap()
+    }
+}
+
+/// Stands between a node and the server: passes bytes on, holds them back, or cuts every connection.
+struct Proxy {
+    port: u16,
+    frozen: watch::Sender<bool>,
+    /// Counts the cuts.
+    cuts: watch::Sender<u64>,
+}
+
+impl Proxy {
+    async fn start(server: u16) -> Self {
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (freezing, cutting) = (frozen.subscribe(), cuts.subscribe());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (freezing, mut cutting) = (freezing.clone(), cutting.clone());
+                cutting.mark_unchanged();
+                tokio::spawn(async move {
+                    let Ok(server) = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await
+                    else {
+                        return;
+                    };
+                    let ((from_client, to_client), (from_server, to_server)) =
+                        (client.into_split(), server.into_split());
+                    tokio::select! {
+                        () = pass_on(from_client, to_server, freezing.clone()) => {}
+                        () = pass_on(from_server, to_client, freezing) => {}
+                        _ = cutting.changed() => {}
+                    }
+                });
+            }
+        });
+        Self { port, frozen, cuts }
+    }
+
+    async fn freeze(&self, time: Duration) {
+        self.frozen.send_replace(true);
+        tokio::time::sleep(time).await;
+        self.frozen.send_replace(false);
+    }
+
+    fn cut(&self) {
+        self.cuts.send_modify(|count| *count += 1);
+    }
+}
+
+async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        if frozen.wait_for(|frozen| !frozen).await.is_err() || to.write_all(&buffer[..length]).await.is_err()
+        {
+            return;
+        }
     }
 }
 
@@ -355,6 +415,54 @@ in_every_layout! {
         values.sort_unstable();
         values.dedup();
         assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
+        sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
+        sender.shutdown().await;
+        worker.shutdown().await;
+    }
+
+    // A node's connections are cut and frozen while it works. It loses nothing, repeats nothing, and answers.
+    async fn a_bad_network_loses_and_repeats_nothing(layout) {
+        const MESSAGES: usize = 300;
+        let server = Server::start();
+        let proxy = Proxy::start(server.port).await;
+        let sender = server.bus(layout, "sender").await;
+        let uri = server.uri.replace(&server.port.to_string(), &proxy.port.to_string());
+        let worker = Bus::builder(uri).layout(layout).sender_id("worker").connect().await.unwrap();
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = heard.clone();
+        worker
+            .subscribe("work", move |message| {
+                noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
+                async { Ok(()) }
+            })
+            .await
+            .unwrap();
+        worker.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
+        worker.ready().await;
+        let send = async {
+            for n in 0..MESSAGES {
+                let message = Message::new("work").value(n.to_string()).exclusive(n % 3 == 0).never_expires();
+                sender.publish(if n % 3 == 1 { message.to("worker") } else { message }).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(3)).await;
+            }
+        };
+        let disturb = async {
+            for _ in 0..4 {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                proxy.cut();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                proxy.freeze(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::join!(send, disturb);
+        let count = || heard.lock().unwrap().len();
+        eventually("all heard", async || count() >= MESSAGES).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut values = heard.lock().unwrap().clone();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
+        proxy.cut();
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
         sender.shutdown().await;
         worker.shutdown().await;

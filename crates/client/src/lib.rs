@@ -32,7 +32,7 @@
 //! MultiCollection and DualChannel layouts a directed message is one copy per recipient, so each recipient of an
 //! exclusive one processes it.
 //!
-//! Limits: two windows of messages queued per lane (200 by default, then polls take over), 100 listener calls at a
+//! Limits: 10 000 messages queued per lane (then polls take over), 100 listener calls at a
 //! time, 10 000 waiting requests, 1024 unread answers per request; see [`Settings`].
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,7 @@
 //! dropped.
 
 use crate::backend::{BackendResult, Change, Durability, Feed, Scope, Watch};
-use crate::node::{Node, millis, now_ms};
+use crate::node::Node;
 use crate::participants;
 use bson::Document;
 use rockdove_messages::{Layout, camel, filter};
@@ -17,8 +17,6 @@ use std::time::Duration;
 const RETIRE_LIMIT: Duration = Duration::from_secs(3);
 /// How long the news of a drop may take.
 const NEWS_LIMIT: Duration = Duration::from_secs(2);
-/// A participant counts as gone after this many timeouts.
-const GONE_TIMEOUTS: i64 = 3;
 
 /// Drops the own collection, unless it holds unread messages or another node with a similar id shares it.
 pub(crate) async fn retire(node: &Node) {
@@ -58,9 +56,8 @@ pub(crate) async fn sweep(node: &Node) -> BackendResult<Vec<String>> {
 /// The collections of the other participants that may be alive. Ids are compared by the names they map to, which
 /// cannot be mapped back.
 async fn mailboxes_in_use(node: &Node) -> BackendResult<HashSet<String>> {
-    let life = millis(node.settings.participant_timeout).saturating_mul(GONE_TIMEOUTS);
     let all = participants::list(node).await?;
-    let others = all.iter().filter(|other| other.id != node.me && other.is_fresh(now_ms(), life));
+    let others = all.iter().filter(|other| other.id != node.me && !participants::is_gone(node, other));
     Ok(others.filter_map(|other| node.names.directed(&other.id).ok()).collect())
 }
 

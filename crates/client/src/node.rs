@@ -3,6 +3,7 @@
 use crate::backend::{Backend, BackendErrorKind, BackendResult};
 use crate::lanes::{Lanes, Workers};
 use crate::listen::{Listeners, RejectionHandler};
+use crate::participants::Heartbeats;
 use crate::phase::{Life, Phase};
 use crate::registry::{self, Registry};
 use crate::streams::{Source, Stream};
@@ -48,6 +49,7 @@ pub(crate) struct Node {
     pub life: Life,
     pub listeners: Listeners,
     pub registry: Registry,
+    pub heartbeats: Mutex<Heartbeats>,
     /// The application's way with rejections.
     pub rejection: Option<Box<RejectionHandler>>,
     pub waiters: Arc<Waiters>,
@@ -78,6 +80,7 @@ impl Node {
             mailbox: names.directed(&me)?,
             workers: Workers::new(settings.workers()),
             registry: Registry::new(settings.participant_timeout),
+            heartbeats: Mutex::default(),
             rejection: None,
             backend,
             settings,
@@ -203,9 +206,13 @@ impl Node {
         if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
         }
-        let calls = indexes.iter().map(|index| self.backend.create_index(collection, index));
+        // Asking first costs one call; creating what is there would cost one for each index.
+        let existing = self.backend.indexes(collection).await.unwrap_or_default();
+        let is_missing = |index: &&IndexDefinition| !existing.iter().any(|one| index.is_served_by(one));
+        let missing: Vec<_> = indexes.iter().filter(is_missing).collect();
+        let calls = missing.iter().map(|index| self.backend.create_index(collection, index));
         let mut complete = true;
-        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&indexes) {
+        for (result, index) in futures_util::future::join_all(calls).await.into_iter().zip(&missing) {
             let Err(error) = result else { continue };
             complete &= !error.is_transient();
             if error.kind() != BackendErrorKind::IndexConflict || !self.is_served(collection, index).await {
@@ -224,7 +231,8 @@ impl Node {
         }
     }
 
-    /// Whether another index does what this one is to do; Java nodes of some versions name theirs differently.
+    /// Whether another index, made meanwhile, does what this one is to do; Java nodes of some versions name theirs
+    /// differently.
     async fn is_served(&self, collection: &str, index: &IndexDefinition) -> bool {
         let existing = self.backend.indexes(collection).await;
         existing.is_ok_and(|all| all.iter().any(|existing| index.is_served_by(existing)))

@@ -2,19 +2,22 @@
 //!
 //! Nodes of different layouts do not hear each other, so a mismatch could not be told over messages; hence the
 //! collection of its own. It is read from the primary, so that a node announced a moment ago is seen.
+//!
+//! Heartbeats carry their node's clock, which may be wrong, as may ours. Before a participant is taken for dead, its
+//! heartbeat must also have stood still while we looked on.
 
-use crate::backend::{BackendResult, Find};
+use crate::backend::{BackendError, BackendResult, Find};
 use crate::error::ConnectError;
 use crate::node::{CALL_RETRIES, Node, millis, now_ms};
 use crate::phase::Phase;
 use bson::doc;
-use rockdove_messages::{Implementation, ImplementationCheck, Participant, filter};
-use std::collections::HashSet;
+use rockdove_messages::{Implementation, ImplementationCheck, Participant};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// A participant without sign of life for this many timeouts is removed from the list.
-const PRUNE_TIMEOUTS: i64 = 3;
+/// A participant without sign of life for this many timeouts is gone.
+const GONE_TIMEOUTS: i64 = 3;
 /// How long withdrawing may take at shutdown.
 const WITHDRAW_LIMIT: Duration = Duration::from_secs(2);
 
@@ -63,14 +66,25 @@ pub(crate) async fn withdraw(node: &Node) {
 }
 
 async fn beat(node: Arc<Node>, started_at: i64, mut known: HashSet<String>) {
+    let mut twin = false;
     while node.life.sleep_unless(Phase::Stopped, node.settings.heartbeat_interval).await {
         let round = async {
+            let all = list(&node).await?;
             announce(&node, started_at).await?;
-            prune(&node).await?;
-            list(&node).await
+            prune(&node, &all).await?;
+            Ok::<_, BackendError>(all)
         };
         match round.await {
             Ok(others) => {
+                let overwritten = others.iter().find(|one| one.id == node.me && one.started_at != started_at);
+                if let (Some(other), false) = (overwritten, twin) {
+                    twin = true;
+                    tracing::error!(
+                        node.me,
+                        other.hostname,
+                        "another running node has this sender id: each takes the other's messages for its own"
+                    );
+                }
                 for other in mismatched(&node, &others) {
                     if known.insert(other.id.clone()) {
                         warn(&node, other);
@@ -101,13 +115,50 @@ async fn announce(node: &Node, started_at: i64) -> BackendResult<()> {
 /// The participants a queue knows, fresh or not.
 pub(crate) async fn list(node: &Node) -> BackendResult<Vec<Participant>> {
     let found = node.backend.find(&node.names.participants(), Find::default()).await?;
-    Ok(found.iter().filter_map(Participant::from_document).collect())
+    let all: Vec<_> = found.iter().filter_map(Participant::from_document).collect();
+    node.heartbeats.lock().note(&all, Instant::now());
+    Ok(all)
 }
 
-async fn prune(node: &Node) -> BackendResult<()> {
-    let life = millis(node.settings.participant_timeout).saturating_mul(PRUNE_TIMEOUTS);
-    let stale = filter::stale_participants(now_ms().saturating_sub(life));
-    node.backend.delete(&node.names.participants(), stale).await.map(drop)
+/// The heartbeats last seen, and since when they have stood still, by our own clock.
+#[derive(Default)]
+pub(crate) struct Heartbeats {
+    seen: HashMap<String, (i64, Instant)>,
+}
+
+impl Heartbeats {
+    fn note(&mut self, all: &[Participant], now: Instant) {
+        let mut seen = HashMap::with_capacity(all.len());
+        for one in all {
+            let since = match self.seen.get(&one.id) {
+                Some((last, since)) if *last == one.last_seen => *since,
+                _ => now,
+            };
+            seen.insert(one.id.clone(), (one.last_seen, since));
+        }
+        self.seen = seen;
+    }
+
+    /// Whether the participant's heartbeat has stood still for so long.
+    fn stood_still(&self, id: &str, time: Duration, now: Instant) -> bool {
+        self.seen.get(id).is_none_or(|(_, since)| now.saturating_duration_since(*since) >= time)
+    }
+}
+
+/// Whether a participant is surely gone: by its clock for three timeouts, and seen standing still for one.
+pub(crate) fn is_gone(node: &Node, one: &Participant) -> bool {
+    let timeout = node.settings.participant_timeout;
+    !one.is_fresh(now_ms(), millis(timeout).saturating_mul(GONE_TIMEOUTS))
+        && node.heartbeats.lock().stood_still(&one.id, timeout, Instant::now())
+}
+
+/// Removes the announcements of those that are gone, unless they come back at this moment.
+async fn prune(node: &Node, all: &[Participant]) -> BackendResult<()> {
+    for gone in all.iter().filter(|one| one.id != node.me && is_gone(node, one)) {
+        let filter = doc! { "_id": &gone.id, "last_seen": gone.last_seen };
+        node.backend.delete(&node.names.participants(), filter).await?;
+    }
+    Ok(())
 }
 
 fn mismatched<'a>(node: &'a Node, all: &'a [Participant]) -> impl Iterator<Item = &'a Participant> {
@@ -140,5 +191,34 @@ fn warn_about_twin(node: &Node, all: &[Participant]) {
             twin.started_at,
             "the sender id is in use, or its last user did not stop cleanly"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heartbeat_that_moves_is_alive_whatever_it_says() {
+        let one = |last_seen| Participant {
+            id: "n".into(),
+            implementation: Implementation::Unknown(String::new()),
+            hostname: String::new(),
+            started_at: 0,
+            last_seen,
+        };
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut heartbeats = Heartbeats::default();
+        let stands =
+            |heartbeats: &Heartbeats, after| heartbeats.stood_still("n", second * 10, start + second * after);
+        assert!(stands(&heartbeats, 0), "not announced at all");
+        heartbeats.note(&[one(5)], start);
+        assert!(!stands(&heartbeats, 9) && stands(&heartbeats, 10));
+        heartbeats.note(&[one(5)], start + second * 9);
+        assert!(stands(&heartbeats, 10));
+        heartbeats.note(&[one(6)], start + second * 10);
+        assert!(!stands(&heartbeats, 19));
+        heartbeats.note(&[], start + second * 11);
+        assert!(stands(&heartbeats, 11));
     }
 }

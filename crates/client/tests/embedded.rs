@@ -166,3 +166,58 @@ async fn two_queues_and_two_databases_do_not_meet() {
     shop.publish(Message::new("t")).await.unwrap();
     eventually("heard", async || heard.load(Ordering::SeqCst) == 1).await;
 }
+
+/// Listeners come and go on several topics of one collection each while messages are sent: none is lost, none is
+/// processed twice, whatever lanes are made and retired meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listeners_that_come_and_go_lose_nothing() {
+    for layout in Layout::ALL {
+        let store = Embedded::memory().unwrap();
+        let sender = connect_as(&store, layout, "sender").await;
+        let done: Arc<Mutex<Vec<String>>> = Arc::default();
+        let listen = |bus: Bus, topic: &'static str, done: Arc<Mutex<Vec<String>>>| async move {
+            bus.subscribe(topic, move |message| {
+                done.lock().push(message.value.clone().unwrap());
+                std::future::ready(Ok(()))
+            })
+            .await
+            .unwrap()
+        };
+        let nodes = [connect_as(&store, layout, "n1").await, connect_as(&store, layout, "n2").await];
+        let topics = ["a", "b", "a.c", "a_c"];
+        let (per_topic, rounds) = (50, 30);
+        let send = async {
+            for n in 0..per_topic {
+                for topic in topics {
+                    let message = Message::new(topic).value(format!("{topic} {n}")).exclusive(true);
+                    sender.publish(message.never_expires()).await.unwrap();
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let churn = async {
+            for round in 0..rounds {
+                let mut listening = Vec::new();
+                for (place, topic) in topics.iter().enumerate() {
+                    let bus = &nodes[(round + place) % 2];
+                    listening.push(listen(bus.clone(), topic, done.clone()).await);
+                }
+                tokio::time::sleep(Duration::from_millis(4)).await;
+                listening.into_iter().for_each(rockdove::Subscription::cancel);
+            }
+            for (place, topic) in topics.iter().enumerate() {
+                listen(nodes[place % 2].clone(), topic, done.clone()).await;
+            }
+        };
+        tokio::join!(send, churn);
+        let all = per_topic * topics.len();
+        eventually("all processed", async || done.lock().len() >= all).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut values = done.lock().clone();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!((values.len(), done.lock().len()), (all, all), "{layout:?}");
+        join_all(nodes.iter().chain([&sender]).map(Bus::shutdown)).await;
+        store.close().await.unwrap();
+    }
+}

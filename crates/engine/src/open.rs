@@ -119,8 +119,11 @@ fn in_memory() -> Opened {
 
 fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
     std::fs::create_dir_all(dir)?;
-    let journal_options =
-        rockdove_journal::Options { segment_bytes: options.segment_bytes, sync: options.sync };
+    let journal_options = rockdove_journal::Options {
+        segment_bytes: options.segment_bytes,
+        sync: options.sync,
+        ..rockdove_journal::Options::default()
+    };
     // The journal locks its folder: from here on nobody else is in the data folder.
     let log_dir = dir.join(LOG_FOLDER);
     std::fs::create_dir_all(&log_dir)?;

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::DiskError;
 use crate::file::{Folder, LogFile};
-use crate::segment::{self, FRAMES_AT, Header, TEMP_ENDING};
+use crate::segment::{FRAMES_AT, Header, TEMP_ENDING};
 
 /// A segment file that has no name yet.
 pub(crate) struct Spare {
@@ -53,13 +53,12 @@ impl Spare {
     }
 
     /// Gives the file its name; a file that had it is gone. The name is not yet durable.
-    pub(crate) fn activate(self, folder: &Folder, base: u64) -> Result<(Header, LogFile), DiskError> {
-        let name = segment::name(base);
-        if let Err(e) = folder.rename(&self.temp_name, &name) {
+    pub(crate) fn activate(self, folder: &Folder, name: &str) -> Result<(Header, LogFile), DiskError> {
+        if let Err(e) = folder.rename(&self.temp_name, name) {
             self.discard(folder)?;
             return Err(e);
         }
-        Ok((self.header, self.file.renamed(folder.path(&name))))
+        Ok((self.header, self.file.renamed(folder.path(name))))
     }
 
     /// Removes the file.

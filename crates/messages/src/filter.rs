@@ -109,11 +109,6 @@ pub fn unread(node: &str) -> Document {
     doc! { "processed_by": { "$ne": node } }
 }
 
-/// Participants that gave no sign of life since `before_ms`.
-pub fn stale_participants(before_ms: i64) -> Document {
-    doc! { "last_seen": { "$lt": before_ms } }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

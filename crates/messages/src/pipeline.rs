@@ -25,8 +25,10 @@ pub fn topics(me: &str, topics: &[String], messages: &[String], locks: &[String]
         "$or": [ { "operationType": "lock_released" }, requeue(), arrival(me, topics) ],
     };
     let of_locks = doc! { "ns.coll": { "$in": locks }, "operationType": "delete" };
+    let all: Vec<&String> = messages.iter().chain(locks).collect();
+    let kinds = ["insert", "lock_released", "update", "delete"];
     vec![
-        doc! { "$match": { "operationType": { "$in": ["insert", "lock_released", "update", "delete"] } } },
+        doc! { "$match": { "ns.coll": { "$in": all }, "operationType": { "$in": &kinds[..] } } },
         doc! { "$match": { "$or": [ of_messages, of_locks ] } },
     ]
 }
@@ -102,6 +104,8 @@ mod tests {
     #[test]
     fn a_stream_over_many_topics_knows_messages_from_locks() {
         let stages = topics("n1", &["a".to_owned()], &["q_a".to_owned()], &["q_lck_a".to_owned()]);
+        let first = stages[0].get_document("$match").unwrap();
+        assert_eq!(first.get_document("ns.coll").unwrap(), &doc! {"$in": ["q_a", "q_lck_a"]});
         let rules = stages[1].get_document("$match").unwrap().get_array("$or").unwrap();
         let part = |place: usize| rules[place].as_document().unwrap();
         assert_eq!(part(1), &doc! {"ns.coll": {"$in": ["q_lck_a"]}, "operationType": "delete"});

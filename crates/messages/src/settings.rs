@@ -43,8 +43,11 @@ pub struct Settings {
     pub poll_pause: Duration,
     /// Safety poll behind the streams. Keep it below a third of the shortest lifetime. 10 s.
     pub fallback_poll_interval: Duration,
-    /// Most messages one poll takes; twice as many are queued at most, the rest waits for a poll. 100.
+    /// Most messages one poll takes. 100.
     pub window_size: usize,
+    /// Most messages queued in a lane; the rest waits for a poll. At least a window. 10 000 (ours; Morphium queues two
+    /// windows, but a poll can cost a look at every message, so it is better to need few).
+    pub queue_max: usize,
     /// Whether listeners run side by side; false = strictly one after the other, in order.
     pub multithreaded: bool,
     /// Most listener calls at a time when multithreaded. 100.
@@ -89,6 +92,7 @@ impl Default for Settings {
             poll_pause: Duration::from_millis(250),
             fallback_poll_interval: Duration::from_secs(10),
             window_size: 100,
+            queue_max: 10_000,
             multithreaded: true,
             workers_max: 100,
             use_change_stream: true,
@@ -125,6 +129,7 @@ impl Settings {
         let check = |ok: bool, name, problem| if ok { Ok(()) } else { Err(SettingsError { name, problem }) };
         let tick = Duration::from_millis(1);
         check((1..=10_000).contains(&self.window_size), "window_size", "must be within 1 and 10000")?;
+        check((1..=1_000_000).contains(&self.queue_max), "queue_max", "must be within 1 and 1000000")?;
         check((1..=100_000).contains(&self.workers_max), "workers_max", "must be within 1 and 100000")?;
         check((1..=100_000).contains(&self.requests_max), "requests_max", "must be within 1 and 100000")?;
         check(self.poll_pause >= tick, "poll_pause", "must be at least 1 ms")?;

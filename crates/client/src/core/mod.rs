@@ -11,7 +11,9 @@
 //! Invariants
 //! * A message is in at most one of queued, in progress, waiting: event against poll, event against event, resume
 //!   overlap and parallel polls never process one message twice at a time.
-//! * At most two windows are queued; what does not fit is dropped here and found by a poll later.
+//! * At most `queue` messages are queued; what does not fit is dropped here and found by a poll later. A poll reads
+//!   the whole collection in the worst case, so one after such a loss fills the queue again, not only a window.
+//! * Documents are kept for the first [`SNAPSHOTS_MAX`] queued messages only; the others are read when their turn comes.
 //! * At most `workers` elements are in progress through [`LaneCore::next`]; awaited answers do not count, so a full
 //!   worker pool never delays a caller that waits for an answer.
 //! * Every list a poll sends to the server is bounded.
@@ -25,7 +27,7 @@ pub(crate) use judge::{Drop, Verdict, View, judge};
 pub(crate) use polls::Timing;
 
 use memory::{Recent, Seen};
-use polls::Polls;
+use polls::{Polls, Room};
 use rockdove_messages::{Message, MessageId};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -39,6 +41,8 @@ const RECENT_MAX: usize = 100_000;
 const SEEN_MAX: usize = 1000;
 /// Most messages that wait for their next try; each is an id in every poll.
 const WAITING_MAX: usize = 1000;
+/// Most queued messages whose documents are kept.
+const SNAPSHOTS_MAX: usize = 1000;
 /// First pause of a message that failed here, doubled with each failure.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// Longest such pause.
@@ -54,6 +58,8 @@ const DOUBT_AFTER: Duration = Duration::from_millis(2);
 pub(crate) struct Limits {
     /// Most elements one poll takes.
     pub window: usize,
+    /// Most elements queued; at least a window.
+    pub queue: usize,
     /// Most elements in progress at a time.
     pub workers: usize,
 }
@@ -142,6 +148,8 @@ pub(crate) struct LaneCore {
     exclusives: Recent,
     waiting: Waiting,
     polls: Polls,
+    /// How many elements the running poll asked for.
+    polling: usize,
     /// The last claim went to another node: they compete for what is queued here.
     contended: bool,
 }
@@ -160,6 +168,7 @@ impl LaneCore {
             exclusives: Recent::new(RECENT_MAX, MEMORY),
             waiting: Waiting::new(WAITING_MAX),
             polls: Polls::new(timing, now),
+            polling: limits.window,
             contended: false,
         }
     }
@@ -170,13 +179,16 @@ impl LaneCore {
     }
 
     /// A stream announced a message.
-    pub(crate) fn offer(&mut self, element: Element, now: Instant) -> Offer {
+    pub(crate) fn offer(&mut self, mut element: Element, now: Instant) -> Offer {
         if self.seen.contains(&element.id) || self.is_known(&element.id, now) {
             return Offer::Known;
         }
-        if self.queue.len() >= 2 * self.limits.window {
+        if self.queue.len() >= self.limits.queue {
             self.polls.overflow();
             return Offer::Full;
+        }
+        if self.queue.len() >= SNAPSHOTS_MAX {
+            element.snapshot = None;
         }
         self.seen.insert(&element.id);
         self.enqueue(element);
@@ -312,10 +324,14 @@ impl LaneCore {
         self.polls.urge();
     }
 
-    /// How long until the next poll is due; zero = now. Without room in the queue there is nothing to poll for.
+    /// How long until the next poll is due; zero = now. A full queue is not polled for.
     pub(crate) fn poll_wait(&self, now: Instant) -> Duration {
-        let has_room = self.queue.len() < self.limits.window;
-        self.polls.wait(now, has_room, self.waiting.next_due(self.polls.last()))
+        let room = match self.queue.len() {
+            few if few < self.limits.window => Room::Plenty,
+            many if many < self.limits.queue => Room::Some,
+            _ => Room::None,
+        };
+        self.polls.wait(now, room, self.waiting.next_due(self.polls.last()))
     }
 
     /// A poll starts: the ids it must not return, and how many elements it may.
@@ -326,7 +342,12 @@ impl LaneCore {
         self.exclusives.purge(now);
         let busy = self.queued.keys().chain(self.in_progress.keys());
         let skip = busy.chain(self.waiting.not_due(now)).cloned().collect();
-        (skip, self.limits.window)
+        // Where nodes compete, what is queued far ahead would be gone when its turn comes.
+        self.polling = match self.polls.has_overflowed() && !self.contended {
+            true => self.limits.queue.saturating_sub(self.queue.len()).max(self.limits.window),
+            false => self.limits.window,
+        };
+        (skip, self.polling)
     }
 
     /// A poll came back. `announced` tells which elements a live stream should have brought.
@@ -336,14 +357,17 @@ impl LaneCore {
         announced: impl Fn(&Element) -> bool,
         now: Instant,
     ) {
-        let full = found.len() >= self.limits.window;
+        let full = found.len() >= self.polling;
         let mut missed = false;
         for element in found {
             if self.broadcasts.contains(&element.id, now) {
                 self.waiting.park(&element.id, Reason::Parked, now + MEMORY);
             } else if !self.is_known(&element.id, now) {
                 missed |= announced(&element) && !self.waiting.is_listed(&element.id);
-                self.enqueue(element);
+                match self.queue.len() < self.limits.queue {
+                    true => self.enqueue(element),
+                    false => self.polls.overflow(), // events filled the queue meanwhile
+                }
             }
         }
         self.polls.end(full, missed);

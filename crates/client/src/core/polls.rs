@@ -16,6 +16,17 @@ pub(crate) struct Timing {
     pub streams: bool,
 }
 
+/// What the queue could take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    /// Less than a window is queued.
+    Plenty,
+    /// There is enough to do, and room for more.
+    Some,
+    /// It is full.
+    None,
+}
+
 /// The poll schedule of one lane.
 pub(super) struct Polls {
     timing: Timing,
@@ -71,18 +82,26 @@ impl Polls {
         self.overflowed = true;
     }
 
+    /// Whether announced messages were dropped that polls have not all found yet.
+    pub(super) fn has_overflowed(&self) -> bool {
+        self.overflowed
+    }
+
     pub(super) fn event_arrived(&mut self, now: Instant) {
         self.last_event = now;
         self.missed = false;
     }
 
-    /// Time until the next poll. Without room for results the next look is one tick away.
-    pub(super) fn wait(&self, now: Instant, has_room: bool, due: Option<Instant>) -> Duration {
+    /// Time until the next poll. As long as there is enough to do the next look is one tick away; only the safety
+    /// poll goes on, because what no stream announced must not wait until the queue is empty.
+    pub(super) fn wait(&self, now: Instant, room: Room, due: Option<Instant>) -> Duration {
         let pause = self.timing.pause;
-        if !has_room {
-            return pause;
-        }
         let after = |gap: Duration| (self.last + gap).saturating_duration_since(now);
+        match room {
+            Room::Plenty => {}
+            Room::Some if after(self.timing.fallback).is_zero() => return Duration::ZERO,
+            Room::Some | Room::None => return pause,
+        }
         if self.urgent || self.more {
             return after(URGENT_GAP.min(pause));
         }
@@ -99,9 +118,9 @@ impl Polls {
 
     /// A poll ended: it may have left something behind, and it may have found what no event announced.
     pub(super) fn end(&mut self, full: bool, missed: bool) {
-        self.more |= full;
         self.missed |= missed && !self.overflowed;
-        self.overflowed &= full;
+        self.overflowed &= full || self.more;
+        self.more |= full;
     }
 
     pub(super) fn is_stalled(&mut self, now: Instant) -> bool {

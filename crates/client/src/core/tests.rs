@@ -12,7 +12,7 @@ struct Lane {
 impl Lane {
     fn new(window: usize, workers: usize) -> Self {
         let now = Instant::now();
-        Self { core: LaneCore::new(Limits { window, workers }, TIMING, now), now }
+        Self { core: LaneCore::new(Limits { window, queue: 2 * window, workers }, TIMING, now), now }
     }
 
     /// A lane whose catch-up poll is over.
@@ -92,6 +92,59 @@ fn a_full_queue_falls_back_to_polling() {
     assert_eq!(lane.wait(), Duration::ZERO, "room, and more waits");
     lane.poll(vec![element(3, 0)]);
     assert_eq!(lane.next(), Some(id(3)));
+}
+
+#[test]
+fn one_poll_after_a_loss_fills_the_queue() {
+    let now = Instant::now();
+    let limits = Limits { window: 2, queue: 6, workers: 99 };
+    let mut lane = Lane { core: LaneCore::new(limits, TIMING, now), now };
+    lane.poll(vec![]);
+    assert_eq!(lane.core.begin_poll(now).1, 2, "a window");
+    lane.core.end_poll(vec![], |_| true, now);
+    for n in 1..=7 {
+        assert_eq!(lane.offer(n), if n < 7 { Offer::Queued } else { Offer::Full });
+    }
+    lane.now += TIMING.fallback;
+    assert_eq!(lane.wait(), TIMING.pause, "full");
+    (1..=4).for_each(|_| drop(lane.next()));
+    assert_eq!(lane.wait(), Duration::ZERO, "the safety poll");
+    lane.next();
+    assert_eq!(lane.wait(), Duration::ZERO, "room, and more waits");
+    assert_eq!(lane.core.begin_poll(lane.now).1, 5, "all that has room");
+    let found = (10..15).map(|n| element(n, 0)).collect();
+    lane.core.end_poll(found, |_| true, lane.now);
+    assert_eq!(lane.core.depth().queued, 6);
+    (1..=6).for_each(|_| drop(lane.next()));
+    assert_eq!(lane.core.begin_poll(lane.now).1, 6, "the last one was full: there may be more");
+    lane.core.end_poll(vec![], |_| true, lane.now);
+    assert_eq!(lane.core.begin_poll(lane.now).1, 2);
+}
+
+#[test]
+fn a_window_is_enough_where_nodes_compete() {
+    let mut lane = Lane::caught_up(1, 9);
+    for n in 1..=3 {
+        lane.offer(n);
+    }
+    lane.next();
+    lane.finish(1, Outcome::Lost);
+    lane.next();
+    assert_eq!(lane.core.begin_poll(lane.now).1, 1);
+}
+
+#[test]
+fn documents_are_kept_for_the_first_only() {
+    let now = Instant::now();
+    let limits = Limits { window: 2, queue: 2 * SNAPSHOTS_MAX, workers: 1 };
+    let mut core = LaneCore::new(limits, TIMING, now);
+    for n in 0..=SNAPSHOTS_MAX as u32 {
+        let id: MessageId = bson::oid::ObjectId::from_parts(n, [0; 5], [0; 3]).into();
+        let snapshot = Some(Box::new(rockdove_messages::Message::new("t")));
+        core.offer(Element { id, snapshot, timestamp: n.into(), ..element(0, 0) }, now);
+    }
+    let kept = core.queue.values().filter(|element| element.snapshot.is_some()).count();
+    assert_eq!((core.queue.len(), kept), (SNAPSHOTS_MAX + 1, SNAPSHOTS_MAX));
 }
 
 #[test]
@@ -237,7 +290,7 @@ fn unlistened_messages_come_back_for_a_new_listener() {
 fn polling_without_streams_keeps_its_period() {
     let now = Instant::now();
     let timing = Timing { streams: false, ..TIMING };
-    let mut core = LaneCore::new(Limits { window: 10, workers: 1 }, timing, now);
+    let mut core = LaneCore::new(Limits { window: 10, queue: 20, workers: 1 }, timing, now);
     assert!(core.poll_wait(now) <= 5 * MS, "catch up first");
     core.begin_poll(now);
     core.end_poll(vec![], |_| true, now);

@@ -59,7 +59,8 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(node: Arc<Node>, collection: String, locks: Option<String>, reach: Reach) -> Arc<Self> {
         let settings = &node.settings;
-        let limits = Limits { window: settings.window_size, workers: settings.workers() };
+        let (window, queue) = (settings.window_size, settings.queue_max.max(settings.window_size));
+        let limits = Limits { window, queue, workers: settings.workers() };
         let timing = Timing {
             pause: settings.poll_pause,
             fallback: settings.fallback_poll_interval,

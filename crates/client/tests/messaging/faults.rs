@@ -245,6 +245,7 @@ in_every_layout! {
         );
         let settings = Settings {
             heartbeat_interval: Duration::from_millis(30),
+            participant_timeout: Duration::from_millis(100),
             sender_id: Some("a".into()),
             layout: fake.layout,
             ..Settings::default()
@@ -307,5 +308,34 @@ in_every_layout! {
         a.publish(Message::new("t")).await.unwrap();
         a.shutdown().await;
         assert_eq!(fake.all("msg_participants").len(), 1);
+    }
+
+    async fn a_participant_whose_clock_is_wrong_is_not_taken_for_dead(fake) {
+        let hour_ago = || {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+            now as i64 - 3_600_000
+        };
+        let name = fake.layout.implementation();
+        fake.store("msg_participants", doc! {"_id": "slow", "implementation": name, "last_seen": hour_ago()});
+        fake.store_empty("msg_dm_slow");
+        let settings = Settings {
+            heartbeat_interval: Duration::from_millis(30),
+            participant_timeout: Duration::from_millis(300),
+            registry: true,
+            layout: fake.layout,
+            ..Settings::default()
+        };
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        for _ in 0..25 {
+            tokio::time::sleep(Duration::from_millis(40)).await;
+            let moved = fake.change("msg_participants", doc! {"_id": "slow"}, doc! {"$set": {"last_seen": hour_ago()}});
+            assert_eq!(moved, 1, "still announced");
+        }
+        assert!(fake.has_collection("msg_dm_slow"));
+        eventually("gone once it stands still", || fake.all("msg_participants").len() == 1).await;
+        if fake.layout == Layout::DualChannel {
+            eventually("its collection, too", || !fake.has_collection("msg_dm_slow")).await;
+        }
+        a.shutdown().await;
     }
 }

@@ -15,8 +15,10 @@ import de.caluga.morphium.config.MessagingSettings.TopicCheck;
 import de.caluga.morphium.driver.MorphiumId;
 import de.caluga.morphium.messaging.Msg;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Queue;
+import java.util.Set;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.function.BooleanSupplier;
 import java.util.stream.Stream;
@@ -26,6 +28,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
 import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** What Java and Rust nodes tell each other besides messages: who they are, what they listen to, what to forget. */
 @Timeout(120)
@@ -167,5 +170,37 @@ class SideBySideTest {
             assertEquals(0, rust("rust-2", mode, "pub", "cacheSyncType", what, "--msg", "store").await(30));
             eventually("Java clears " + what, () -> cleared.contains(what));
         }
+    }
+
+    /** Java nodes of the old and of the new layout, with `rockdove migrate` between them. */
+    @ParameterizedTest(name = "change streams: {0}")
+    @ValueSource(booleans = {true, false})
+    void aBridgeCarriesMessagesBetweenJavaNodesOfBothLayouts(boolean changeStreams) throws Exception {
+        Node old = keep(new Node(settings("java-old", new Bus.Mode("StandardMessaging", changeStreams))));
+        Node changed = keep(new Node(settings("java-new", new Bus.Mode("MultiCollectionMessaging", changeStreams))));
+        Receipts receipts = new Receipts();
+        changed.listen("work", receipts.of("java-new"));
+        changed.listen("ask", request -> {
+            Msg answer = request.createAnswerMsg();
+            answer.setValue("new says " + request.getValue());
+            return answer;
+        });
+        old.start();
+        changed.start();
+        String uri = "mongodb://127.0.0.1:" + server.port() + "/side";
+        keep(new Rockdove.Command(List.of("migrate", "--to", "multi-collection", "--queue", "shared", "--uri", uri)));
+        Set<String> sent = new HashSet<>();
+        for (int n = 0; n < 150; n++) {
+            Msg message = new Msg("work", "m", "v" + n, 600_000).setExclusive(n % 3 == 0);
+            if (n % 3 == 1) {
+                message.setRecipient("java-new");
+            }
+            old.send(message);
+            sent.add(message.getMsgId().toString());
+        }
+        Receipts.awaitCount(receipts::total, sent.size(), LIMIT_MS);
+        Receipts.assertEachOnce(sent, receipts.at("java-new"));
+        Msg answer = old.ask(new Msg("ask", "m", "hello", 60_000).setExclusive(true), LIMIT_MS);
+        assertEquals("new says hello", answer.getValue());
     }
 }
