@@ -50,6 +50,8 @@ pub struct UpdateOptions {
 pub struct Update {
     kind: Kind,
     filters: Vec<ArrayFilter>,
+    /// Bytes of its text.
+    bytes: usize,
     collation: Option<Arc<Collation>>,
     now_ms: i64,
     timestamp: Timestamp,
@@ -88,6 +90,11 @@ impl Update {
     /// Whether it replaces the whole document by a given one.
     pub fn is_replacement(&self) -> bool {
         matches!(self.kind, Kind::Replacement(_))
+    }
+
+    /// Bytes of its text: the replacement, the operators or the pipeline.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Applies the update. `positional` is the array position that the query matched, for `$`; with

@@ -54,6 +54,8 @@ pub struct Loaded {
     pub index: u64,
     /// The log's epoch, part of resume tokens.
     pub epoch: u32,
+    /// Its size on disk in bytes.
+    pub bytes: u64,
 }
 
 /// Writes a checkpoint into `dir` and removes older ones. Returns its size in bytes.
@@ -87,7 +89,7 @@ pub fn load(dir: &Path) -> Result<Option<Loaded>, CheckpointError> {
 /// Reads a checkpoint; errors name it `path`. What damaged bytes say is used only as far as it is well formed, and
 /// nothing of it is returned.
 pub fn read(input: impl Read, path: &Path) -> Result<Loaded, CheckpointError> {
-    read_all(Source { input, crc: digest(), path: path.to_path_buf() })
+    read_all(Source { input, crc: digest(), bytes: 0, path: path.to_path_buf() })
 }
 
 /// The checkpoints of `dir`, oldest first.
@@ -175,6 +177,8 @@ fn describe_collection(collection: &Collection) -> Doc {
 struct Source<R> {
     input: R,
     crc: Digest,
+    /// Bytes read so far.
+    bytes: u64,
     path: PathBuf,
 }
 
@@ -189,6 +193,7 @@ impl<R: Read> Source<R> {
             _ => CheckpointError::Io(self.path.clone(), error),
         })?;
         self.crc.update(bytes);
+        self.bytes += bytes.len() as u64;
         Ok(())
     }
 
@@ -237,7 +242,8 @@ fn read_all<R: Read>(mut source: Source<R>) -> Result<Loaded, CheckpointError> {
     let (Ok(epoch), Ok(next)) = (u32::try_from(epoch), u32::try_from(next)) else {
         return Err(source.damaged("its header has numbers that are too large"));
     };
-    let mut loaded = Loaded { state: State::default(), sessions: Sessions::default(), index, epoch };
+    let mut loaded =
+        Loaded { state: State::default(), sessions: Sessions::default(), index, epoch, bytes: 0 };
     let mut loading = Loading { collection: None, scratch: Scratch::default(), next, at };
     loop {
         match source.byte()? {
@@ -255,6 +261,7 @@ fn read_all<R: Read>(mut source: Source<R>) -> Result<Loaded, CheckpointError> {
     if u32::from_le_bytes(crc) != expected {
         return Err(source.damaged("its checksum is wrong"));
     }
+    loaded.bytes = source.bytes;
     loaded.state.restore_rest(next, dropped(header.raw()), at);
     Ok(loaded)
 }
@@ -295,7 +302,9 @@ impl Loading {
                 if number >= collection.next_record() || collection.get(number).is_some() {
                     return Err(format!("a record {number} that there cannot be"));
                 }
-                collection.insert(number, doc, &mut self.scratch).map_err(|error| error.to_string())?;
+                collection
+                    .insert(number, doc, &mut self.scratch)
+                    .map_err(|failed| failed.error.to_string())?;
             }
             TAG_SESSION => loaded.sessions.apply(doc.raw()).map_err(|error| error.to_string())?,
             tag => return Err(format!("an unknown record kind {tag}")),
@@ -326,7 +335,7 @@ fn collection(number: u32, doc: RawDoc<'_>) -> Result<Collection, String> {
         let spec = IndexSpec::parse(spec).map_err(|error| error.to_string())?;
         collection
             .create_index(Arc::new(spec), &mut Scratch::default())
-            .map_err(|error| error.to_string())?;
+            .map_err(|failed| failed.error.to_string())?;
     }
     Ok(collection)
 }

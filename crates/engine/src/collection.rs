@@ -6,6 +6,7 @@
 //! * A change that would break a unique index changes nothing.
 //! * A clone is a snapshot: it shares all nodes and never changes.
 
+use crate::command::WriteError;
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::event::Uuid;
 use crate::index::{ID_INDEX, Index, IndexSpec};
@@ -13,7 +14,7 @@ use crate::namespace::Namespace;
 use crate::trie::Trie;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::key::{KeySet, RowBuf};
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
 
 /// What a collection is, apart from its documents.
@@ -201,7 +202,12 @@ impl Collection {
     }
 
     /// Inserts a document under `record`, which must be new.
-    pub fn insert(&mut self, record: RecordNumber, doc: Doc, scratch: &mut Scratch) -> Result<()> {
+    pub fn insert(
+        &mut self,
+        record: RecordNumber,
+        doc: Doc,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
         self.make_keys(record, doc.raw(), scratch)?;
         for (number, index) in self.indexes.iter_mut().enumerate() {
             index.add(scratch.new.row(number));
@@ -213,8 +219,13 @@ impl Collection {
     }
 
     /// Puts another document in a record's place.
-    pub fn replace(&mut self, record: RecordNumber, doc: Doc, scratch: &mut Scratch) -> Result<()> {
-        let Some(old) = self.records.get(record).cloned() else { return Err(missing(record)) };
+    pub fn replace(
+        &mut self,
+        record: RecordNumber,
+        doc: Doc,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
+        let Some(old) = self.records.get(record).cloned() else { return Err(missing(record).into()) };
         self.make_keys(record, doc.raw(), scratch)?;
         self.keys_of(record, old.raw(), &mut scratch.old)?;
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -252,7 +263,7 @@ impl Collection {
     }
 
     /// Builds an index over all documents; fails without a change if they break it.
-    pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<()> {
+    pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<(), WriteError> {
         let mut index = Index::new(spec);
         let (keys, rows) = (KeySet::new([&index.spec.key]), &mut scratch.new);
         for (record, doc) in self.records.iter() {
@@ -283,7 +294,12 @@ impl Collection {
 
     /// Makes the document's keys for all indexes, before anything changes. Fails with `DuplicateKey` if another
     /// record has one of them in a unique index, or if the document cannot be indexed.
-    fn make_keys(&self, record: RecordNumber, doc: RawDoc<'_>, scratch: &mut Scratch) -> Result<()> {
+    fn make_keys(
+        &self,
+        record: RecordNumber,
+        doc: RawDoc<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
         let made = self.keys_of(record, doc, &mut scratch.new);
         // After an error the rows before it are there: what is wrong with the first index counts.
         for (number, index) in self.indexes.iter().enumerate() {
@@ -291,7 +307,7 @@ impl Collection {
                 return Err(duplicate_key(&self.info.ns, &index.spec, doc));
             }
         }
-        made
+        Ok(made?)
     }
 
     /// A document's entries in all indexes.
@@ -308,18 +324,20 @@ fn missing(record: RecordNumber) -> Error {
     Error::new(code::INTERNAL_ERROR, format!("record {record} is not there"))
 }
 
-/// `E11000` with the index and the values concerned, as drivers show it.
-fn duplicate_key(ns: &Namespace, spec: &IndexSpec, doc: RawDoc<'_>) -> Error {
+/// `E11000` with the index and the values concerned, in words and as drivers expect them in `writeErrors`.
+fn duplicate_key(ns: &Namespace, spec: &IndexSpec, doc: RawDoc<'_>) -> WriteError {
+    let value = key_value(spec, doc);
     let message = format!(
         "E11000 duplicate key error collection: {ns} index: {} dup key: {}",
         spec.name,
-        rockdove_documents::show(Value::Document(key_value(spec, doc).raw()))
+        rockdove_documents::show(Value::Document(value.raw()))
     );
-    Error::new(code::DUPLICATE_KEY, message)
+    let details = doc! { "keyPattern": spec.key_doc(), "keyValue": value };
+    WriteError { error: Error::new(code::DUPLICATE_KEY, message), details: Some(details) }
 }
 
 /// The values that a document has in an index's fields: `keyValue` of a duplicate key error.
-pub fn key_value(spec: &IndexSpec, doc: RawDoc<'_>) -> Doc {
+fn key_value(spec: &IndexSpec, doc: RawDoc<'_>) -> Doc {
     let mut out = DocBuilder::new();
     for field in spec.key_doc() {
         let value = field.key().split('.').try_fold(Value::Document(doc), |value, name| match value {

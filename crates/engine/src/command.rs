@@ -29,7 +29,8 @@ pub struct Retry {
     pub statements: Vec<i32>,
 }
 
-/// Some statements to carry out in their order, each atomically.
+/// Some statements to carry out in their order. Each change of a document is atomic, a statement that changes many
+/// is not: what is visible and lasting of it grows while it is carried out.
 #[derive(Debug)]
 pub struct Write {
     /// The statements.
@@ -58,6 +59,19 @@ pub enum Statement {
     Update(Box<UpdateStatement>),
     /// Delete documents.
     Delete(Box<DeleteStatement>),
+    /// One that was found to be wrong before: fails in its place among the others.
+    Refused(Error),
+}
+
+impl Statement {
+    /// Whether it may concern many documents.
+    pub(crate) fn is_multi(&self) -> bool {
+        match self {
+            Statement::Insert { .. } | Statement::Refused(_) => false,
+            Statement::Update(update) => update.multi,
+            Statement::Delete(delete) => delete.multi,
+        }
+    }
 }
 
 /// An update statement.
@@ -150,6 +164,13 @@ pub struct WriteError {
 impl From<Error> for WriteError {
     fn from(error: Error) -> WriteError {
         WriteError { error, details: None }
+    }
+}
+
+impl From<WriteError> for Error {
+    /// The error alone.
+    fn from(failed: WriteError) -> Error {
+        failed.error
     }
 }
 

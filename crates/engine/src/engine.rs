@@ -3,8 +3,8 @@
 use crate::checkpoint::{self, CheckpointError};
 use crate::clock::Clock;
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteError,
-    WriteReply,
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Hint, Modify, Statement, Write,
+    WriteError, WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
 use crate::feed::{ChangeStream, Feed, FeedStats};
@@ -17,6 +17,8 @@ use crate::state::State;
 use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use rockdove_documents::filter::Filter;
+use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
 use rockdove_journal::SyncPolicy;
 use std::path::PathBuf;
@@ -42,7 +44,7 @@ pub struct Options {
     pub sync: SyncPolicy,
     /// Size of the log's segments in bytes.
     pub segment_bytes: u64,
-    /// Stored bytes (documents and index keys) that count as full.
+    /// Stored bytes (documents, index keys, retry records) that count as full.
     pub memory_limit_bytes: u64,
     /// Warn from this percentage of the limit on.
     pub memory_warn_percent: u64,
@@ -114,11 +116,13 @@ impl Engine {
         let (limit, warn, refuse) =
             (options.memory_limit_bytes, options.memory_warn_percent, options.memory_refuse_percent);
         let memory = Arc::new(Memory::new(limit, warn, refuse));
-        memory.used(opened.state.bytes());
+        let mut sessions = opened.sessions;
+        sessions.shed(memory.records_max());
+        memory.used(opened.state.bytes() + sessions.bytes());
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let sequencer = Sequencer::new(Start {
             state: opened.state,
-            sessions: opened.sessions,
+            sessions,
             log: opened.log,
             index: opened.index,
             marks: opened.marks,
@@ -151,6 +155,7 @@ impl Engine {
             engine.0.requests.downgrade(),
             &options,
             opened.journal,
+            opened.since,
             opened.epoch,
         )?;
         *engine.0.keeper.lock() = Some(keeper);
@@ -197,69 +202,25 @@ impl Engine {
 
     /// Carries out statements.
     pub async fn write(&self, mut write: Write) -> Result<WriteReply> {
-        let mut refused = None;
-        for (position, statement) in write.statements.iter_mut().enumerate() {
+        for statement in &mut write.statements {
             if let Statement::Insert { doc, .. } = statement {
                 match statement::prepare_insert(std::mem::take(doc), || self.new_object_id()) {
                     Ok(prepared) => *doc = prepared,
-                    Err(error) => {
-                        refused = Some((position, error));
-                        break;
-                    }
+                    Err(error) => *statement = Statement::Refused(error),
                 }
             }
         }
-        match refused {
-            None => {
-                let is_small = is_small(&write);
-                self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
-            }
-            Some((position, error)) => self.write_around(write, position, error).await,
-        }
-    }
-
-    /// Carries out what can be carried out of a write that holds an unacceptable document.
-    async fn write_around(&self, mut write: Write, position: usize, error: Error) -> Result<WriteReply> {
-        let rest = write.statements.split_off(position);
-        let numbers = write.retry.as_ref().map(|retry| {
-            (0..position + rest.len())
-                .map(|n| retry.statements.get(n).copied().unwrap_or(n as i32))
-                .collect::<Vec<_>>()
-        });
-        let part = |statements, from: usize, retry: &Option<crate::command::Retry>| Write {
-            statements,
-            retry: retry.clone().map(|retry| crate::command::Retry {
-                statements: numbers.as_ref().map(|all| all[from..].to_vec()).unwrap_or_default(),
-                ..retry
-            }),
-            ..Write {
-                statements: vec![],
-                ordered: write.ordered,
-                retry: None,
-                ack: write.ack,
-                bypass_validation: write.bypass_validation,
-            }
-        };
-        let first = part(std::mem::take(&mut write.statements), 0, &write.retry);
-        let mut reply = self.ask(|reply| Request::Write(Box::new(first), reply)).await??;
-        let stopped = write.ordered && reply.results.iter().any(|result| result.is_err());
-        if stopped {
-            return Ok(reply);
-        }
-        reply.results.push(Err(error.into()));
-        if !write.ordered && rest.len() > 1 {
-            let rest = part(rest.into_iter().skip(1).collect(), position + 1, &write.retry);
-            let more = Box::pin(self.write(rest)).await?;
-            reply.results.extend(more.results);
-            reply.retried.extend(more.retried);
-            reply.at = more.at;
-        }
-        Ok(reply)
+        let is_small = is_small(&write);
+        self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
     }
 
     /// Changes or removes one document and returns it.
     pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
-        let is_small = command.filter.names_one_id();
+        let is_small = match &command.action {
+            Modify::Remove => true,
+            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX,
+        };
+        let is_small = is_small && finds_by_id(&command.filter, command.sort.as_ref(), command.hint.as_ref());
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }
 
@@ -367,14 +328,25 @@ pub enum StartAt {
     After(Token),
 }
 
-/// Whether a write is done in so little time that its caller may do it: a few single documents, found by `_id`.
+/// Whether a write is done in so little time that its caller may do it: a few single documents, small or found by
+/// `_id`. How large the found ones are is not known here, but that there is one each.
 fn is_small(write: &Write) -> bool {
     let small = |statement: &Statement| match statement {
         Statement::Insert { doc, .. } => doc.bytes().len() <= SMALL_BYTES_MAX,
-        Statement::Update(update) => !update.multi && update.filter.names_one_id(),
-        Statement::Delete(delete) => delete.filter.names_one_id(),
+        Statement::Update(update) => {
+            let size = update.update.bytes();
+            size <= SMALL_BYTES_MAX && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
+        }
+        Statement::Delete(delete) => finds_by_id(&delete.filter, None, delete.hint.as_ref()),
+        Statement::Refused(_) => true,
     };
     write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
+}
+
+/// Whether the planner finds a statement's documents, one at most, in the `_id` index. It would not with a hint or
+/// an order of another kind, or for another collation than the index has.
+fn finds_by_id(filter: &Filter, sort: Option<&Sort>, hint: Option<&Hint>) -> bool {
+    sort.is_none() && hint.is_none() && filter.collation().is_none() && filter.names_one_id()
 }
 
 fn shutting_down() -> Error {
@@ -397,4 +369,70 @@ pub(crate) fn save_checkpoint(
     let bytes = checkpoint::save(dir, data, epoch).map_err(|error| error.to_string())?;
     journal.drop_before(data.wanted_from.min(data.index + 1)).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collection::{Collection, CollectionInfo};
+    use crate::command::{DeleteStatement, UpdateStatement};
+    use crate::namespace::Namespace;
+    use crate::plan::{self, Access};
+    use rockdove_documents::collation::Collation;
+    use rockdove_documents::filter::FilterOptions;
+    use rockdove_documents::update::Update;
+    use rockdove_documents::{Value, doc};
+
+    fn write(statement: Statement) -> Write {
+        let statements = vec![statement];
+        Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false }
+    }
+
+    #[test]
+    fn small_is_what_the_planner_finds_by_id() {
+        let ns = Namespace::new("db", "c").unwrap();
+        let collection = Collection::new(CollectionInfo::new(1, ns.clone(), [0; 16], Doc::empty()).unwrap());
+        let strength = doc! { "locale": "en", "strength": 2 };
+        let collation = Collation::parse(strength.raw()).unwrap();
+        let sorts = [None, Some(doc! { "$natural": 1 }), Some(doc! { "n": 1 })];
+        let hints = [None, Some(Hint::Natural { reverse: false }), Some(Hint::Name("_id_".into()))];
+        let mut seen = [0, 0];
+        for query in [doc! { "_id": 1, "n": 2 }, doc! { "n": 2 }, doc! { "_id": { "$gt": 1 } }] {
+            for collation in [None, collation.clone()] {
+                for sort in &sorts {
+                    for hint in &hints {
+                        let options = FilterOptions { collation: collation.clone(), ..Default::default() };
+                        let filter = Filter::parse(query.raw(), &options).unwrap();
+                        let sort = sort.as_ref().map(|sort| Sort::parse(sort.raw(), None).unwrap());
+                        let small = finds_by_id(&filter, sort.as_ref(), hint.as_ref());
+                        let plan = plan::choose(&collection, &filter, sort.as_ref(), hint.as_ref()).unwrap();
+                        let by_id = matches!(plan.access, Access::Index { index: 0, .. });
+                        assert!(by_id || !small, "{query:?} {sort:?} {hint:?}");
+                        let delete =
+                            DeleteStatement { ns: ns.clone(), filter, multi: true, hint: hint.clone() };
+                        let deletes = write(Statement::Delete(Box::new(delete)));
+                        assert!(sort.is_some() || is_small(&deletes) == small);
+                        seen[usize::from(small)] += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen[0] > 0 && seen[1] > 0);
+    }
+
+    #[test]
+    fn a_large_text_is_not_small() {
+        let (ns, text) = (Namespace::new("db", "c").unwrap(), "x".repeat(SMALL_BYTES_MAX));
+        for (text, small) in [(&text[..], false), ("x", true)] {
+            let insert = Statement::Insert { ns: ns.clone(), doc: doc! { "_id": 1, "text": text } };
+            assert_eq!(is_small(&write(insert)), small);
+            for update in [doc! { "text": text }, doc! { "$set": { "text": text } }] {
+                let update = Update::parse(Value::Document(update.raw()), None, &Default::default()).unwrap();
+                let filter = Filter::parse(doc! { "_id": 1 }.raw(), &Default::default()).unwrap();
+                let (ns, multi, upsert, sort, hint) = (ns.clone(), false, false, None, None);
+                let update = UpdateStatement { ns, filter, update, multi, upsert, sort, hint };
+                assert_eq!(is_small(&write(Statement::Update(Box::new(update)))), small);
+            }
+        }
+    }
 }

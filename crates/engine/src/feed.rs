@@ -33,6 +33,8 @@ const DELIVER_AT_ONCE_MAX: usize = 4;
 const NEAR: usize = 8;
 /// Most events the ring keeps, whatever their size.
 const RING_EVENTS_MAX: usize = 1_000_000;
+/// The groups let go of what the ring has dropped once this part of its limit was dropped.
+const FORGET_SHARE: usize = 16;
 
 /// The feed.
 pub struct Feed {
@@ -47,6 +49,8 @@ struct Shared {
     abandoned: AtomicBool,
     /// Every group was given every event up to here.
     dispatched: AtomicU64,
+    /// Bytes that the ring had dropped when the groups last let go of what it dropped. Moved like the mark.
+    forgotten: AtomicU64,
     stopping: AtomicBool,
     wake: (Mutex<()>, Condvar),
     epoch: u32,
@@ -57,6 +61,8 @@ struct Ring {
     events: VecDeque<Arc<Event>>,
     bytes: usize,
     bytes_max: usize,
+    /// Bytes of all events that were dropped.
+    dropped: u64,
     /// Everything later than this is in the ring.
     complete_after: Timestamp,
     last: Timestamp,
@@ -82,12 +88,14 @@ pub struct FeedStats {
 impl Feed {
     /// Starts the feed of a log whose last effect happened at `last`.
     pub fn start(epoch: u32, last: Timestamp, bytes_max: usize) -> std::io::Result<Feed> {
-        let ring = Ring { events: VecDeque::new(), bytes: 0, bytes_max, complete_after: last, last };
+        let ring =
+            Ring { events: VecDeque::new(), bytes: 0, bytes_max, dropped: 0, complete_after: last, last };
         let shared = Arc::new(Shared {
             ring: RwLock::new(ring),
             groups: Mutex::default(),
             abandoned: AtomicBool::new(false),
             dispatched: AtomicU64::new(last.bits()),
+            forgotten: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             wake: (Mutex::new(()), Condvar::new()),
             epoch,
@@ -171,7 +179,9 @@ impl Ring {
     fn trim(&mut self) {
         while self.events.len() > 1 && (self.bytes > self.bytes_max || self.events.len() > RING_EVENTS_MAX) {
             if let Some(event) = self.events.pop_front() {
-                self.bytes -= event.bytes();
+                let bytes = event.bytes();
+                self.bytes -= bytes;
+                self.dropped += bytes as u64;
                 self.complete_after = event.at;
             }
         }
@@ -249,10 +259,16 @@ impl Shared {
     /// Only who holds the groups moves the mark, so that no event is given twice.
     fn deliver(&self, groups: &Groups, count_max: usize) -> bool {
         let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
-        let (events, last) = {
+        let forgotten = self.forgotten.load(Ordering::Relaxed);
+        let (events, last, forget) = {
             let ring = self.ring.read();
-            (ring.after(from, count_max), ring.last)
+            let is_much = ring.dropped - forgotten > (ring.bytes_max / FORGET_SHARE) as u64;
+            (ring.after(from, count_max), ring.last, is_much.then_some((ring.complete_after, ring.dropped)))
         };
+        if let Some((upto, dropped)) = forget {
+            groups.iter().for_each(|group| group.forget(upto));
+            self.forgotten.store(dropped, Ordering::Relaxed);
+        }
         // Fewer than asked for are all there are: times without an event are behind us too.
         let upto = match events.last() {
             Some(newest) if events.len() == count_max => newest.at,
@@ -505,6 +521,57 @@ mod tests {
         let lost = slow.next(9, 99, Duration::ZERO).await.unwrap_err();
         assert_eq!(lost.code.number, 286);
         assert!(follow(&feed, collection(), "", 50).is_err());
+    }
+
+    /// What the groups remember: events and bytes, as they are and as they are counted.
+    fn remembered(feed: &Feed) -> (usize, usize) {
+        let groups: Vec<_> = feed.shared.groups().iter().cloned().collect();
+        groups.iter().map(|group| group.remembered()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+    }
+
+    fn large(n: u64, bytes: usize) -> Arc<Event> {
+        let doc = doc! { "_id": n as i64, "text": "x".repeat(bytes) };
+        Event::new(at(n), 0, Namespace::parse("a.b").unwrap(), [0; 16], Change::Insert { doc }).into()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn groups_remember_no_more_bytes_than_they_may() {
+        let feed = feed(1 << 30);
+        let mut streams: Vec<_> =
+            ["", "insert"].map(|only| follow(&feed, collection(), only, 0).unwrap()).into();
+        for n in 1..=200 {
+            feed.publish(vec![large(n, 100_000)], at(n));
+        }
+        for stream in &mut streams {
+            // The streams see all of them: what their group has forgotten they read from the ring.
+            assert_eq!(ids(stream, 200).await, (1..=200).collect::<Vec<i64>>());
+        }
+        let (events, bytes) = remembered(&feed);
+        assert!(events > 2 && bytes <= 2 * (4 << 20), "{events} events, {bytes} bytes");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn groups_let_go_of_what_the_ring_has_dropped() {
+        let feed = feed(500_000);
+        let mut read = follow(&feed, collection(), "", 0).unwrap();
+        let other = Scope::Collection(Namespace::parse("a.c").unwrap());
+        let mut slow = follow(&feed, other, "", 0).unwrap();
+        for n in 1..=20 {
+            feed.publish(vec![large(n, 10_000)], at(n));
+        }
+        feed.publish(vec![insert(21, "a.c")], at(21));
+        assert_eq!(ids(&mut read, 20).await, (1..=20).collect::<Vec<i64>>());
+        assert_eq!(remembered(&feed).0, 21);
+        // Nothing more concerns these groups, but the ring moves on.
+        for n in 22..=2000 {
+            feed.publish(vec![insert(n, "a.d")], at(n));
+        }
+        let mut last = follow(&feed, Scope::Cluster, "", 1999).unwrap();
+        assert_eq!(ids(&mut last, 1).await, [2000]);
+        assert!(feed.stats().complete_after > at(21));
+        assert!(read.group.remembered().1 <= 64 << 10);
+        // A little is kept for who has not read it yet.
+        assert_eq!(ids(&mut slow, 1).await, [21]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -1,9 +1,10 @@
 //! Reading: a query over a snapshot, evaluated lazily.
 
+use crate::collection::Collection;
 use crate::command::Hint;
 use crate::engine::Engine;
 use crate::namespace::Namespace;
-use crate::plan;
+use crate::plan::{self, Plan};
 use crate::scan::Scan;
 use crate::state::State;
 use crate::statement::check_deadline;
@@ -12,6 +13,7 @@ use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, Result};
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Documents that a sort without an index may hold, in bytes (MongoDB manual, limits: 100 MiB).
@@ -20,7 +22,7 @@ const SORT_BYTES_MAX: usize = 100 << 20;
 const DEADLINE_EVERY: u32 = 256;
 
 /// A query.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Find {
     /// Where.
     pub ns: Namespace,
@@ -75,23 +77,91 @@ impl Engine {
 
 /// Starts a query on a snapshot.
 pub fn find_in(state: &State, find: Find) -> Result<Documents> {
-    let Find { ns, filter, sort, projection, skip, limit, hint, deadline } = find;
-    let left = (limit > 0).then_some(limit);
-    let mut documents =
-        Documents { source: Source::Nothing, filter, projection, skip, left, deadline, candidates: 0 };
-    let Some(collection) = state.collection(&ns) else {
-        return Ok(documents);
-    };
-    let plan = plan::choose(collection, &documents.filter, sort.as_ref(), hint.as_ref())?;
-    let scan = Scan::new(collection.clone(), plan);
-    documents.source = match sort {
-        Some(sort) if !scan.in_order() => {
-            let keep = limit.checked_add(skip).filter(|_| limit > 0);
-            Source::Sorted(documents.sorted(scan, &sort, keep)?.into_iter())
+    Query::plan(state, find)?.documents()
+}
+
+/// A query on a snapshot with its plan, not yet carried out.
+#[derive(Clone)]
+pub struct Query {
+    find: Find,
+    /// The collection as it is read, and how; `None` if there is no such collection.
+    planned: Option<(Arc<Collection>, Plan)>,
+}
+
+impl Query {
+    /// Plans a query.
+    ///
+    /// # Errors
+    /// 2 (BadValue) for a hint to an index that is not there.
+    pub fn plan(state: &State, find: Find) -> Result<Query> {
+        let planned = match state.collection(&find.ns) {
+            None => None,
+            Some(collection) => {
+                let plan = plan::choose(collection, &find.filter, find.sort.as_ref(), find.hint.as_ref())?;
+                Some((collection.clone(), plan))
+            }
+        };
+        Ok(Query { find, planned })
+    }
+
+    /// Whether it has a time limit.
+    pub fn has_deadline(&self) -> bool {
+        self.find.deadline.is_some()
+    }
+
+    /// The same without a time limit.
+    pub fn unlimited(&self) -> Query {
+        let mut query = self.clone();
+        query.find.deadline = None;
+        query
+    }
+
+    /// What follows the first `delivered` of its documents.
+    pub fn behind(mut self, delivered: u64) -> Query {
+        let find = &mut self.find;
+        find.skip = find.skip.saturating_add(delivered);
+        if find.limit > 0 {
+            find.limit = find.limit.saturating_sub(delivered).max(1);
         }
-        _ => Source::Scan(scan),
-    };
-    Ok(documents)
+        self
+    }
+
+    /// Whether carrying it out may look at more than `candidates_max` documents. Counts that many index entries at
+    /// most.
+    pub fn looks_at_more_than(&self, candidates_max: usize) -> bool {
+        self.planned
+            .as_ref()
+            .is_some_and(|(collection, plan)| plan.reads_more_than(collection, candidates_max))
+    }
+
+    /// Starts it. Sorting without an index reads all matching documents here.
+    pub fn documents(self) -> Result<Documents> {
+        let Find { ns: _, filter, sort, projection, skip, limit, hint: _, deadline } = self.find;
+        let left = (limit > 0).then_some(limit);
+        let mut documents =
+            Documents { source: Source::Nothing, filter, projection, skip, left, deadline, candidates: 0 };
+        let Some((collection, plan)) = self.planned else { return Ok(documents) };
+        let scan = Scan::new(collection, plan);
+        documents.source = match sort {
+            Some(sort) if !scan.in_order() => {
+                let keep = limit.checked_add(skip).filter(|_| limit > 0);
+                Source::Sorted(documents.sorted(scan, &sort, keep)?.into_iter())
+            }
+            _ => Source::Scan(scan),
+        };
+        Ok(documents)
+    }
+
+    /// How many documents match, without building them.
+    pub fn count(mut self) -> Result<u64> {
+        if self.find.filter.is_all() {
+            let whole = self.planned.map_or(0, |(collection, _)| collection.len() as u64);
+            let rest = whole.saturating_sub(self.find.skip);
+            return Ok(if self.find.limit > 0 { rest.min(self.find.limit) } else { rest });
+        }
+        (self.find.sort, self.find.projection) = (None, None);
+        self.documents()?.try_fold(0, |count, doc| doc.map(|_| count + 1))
+    }
 }
 
 /// A document with its sort key; ties keep the order of the scan.
@@ -211,16 +281,7 @@ impl Iterator for Documents {
 
 /// How many documents match, without building them.
 pub fn count(state: &State, find: Find) -> Result<u64> {
-    let whole = match state.collection(&find.ns) {
-        None => Some(0),
-        Some(collection) => find.filter.is_all().then(|| collection.len() as u64),
-    };
-    if let Some(whole) = whole {
-        let rest = whole.saturating_sub(find.skip);
-        return Ok(if find.limit > 0 { rest.min(find.limit) } else { rest });
-    }
-    find_in(state, Find { sort: None, projection: None, ..find })?
-        .try_fold(0, |count, doc| doc.map(|_| count + 1))
+    Query::plan(state, find)?.count()
 }
 
 /// What `explain` says of a query: the plan and what carrying it out looked at.

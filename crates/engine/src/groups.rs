@@ -10,7 +10,7 @@
 //!
 //! Invariants
 //! * A group that an event's values do not lead to would have left the event out.
-//! * Events are remembered in the log's order.
+//! * Events are remembered in the log's order, within limits; only a few of them longer than the ring has them.
 
 use crate::event::{Change, Event, View, invalidate};
 use crate::namespace::Namespace;
@@ -27,6 +27,11 @@ use tokio::sync::Notify;
 
 /// How many events a group remembers for its streams; what is older they read from the ring.
 const GROUP_EVENTS_MAX: usize = 4096;
+/// How many bytes of them, unless the newest alone is larger.
+const GROUP_BYTES_MAX: usize = 4 << 20;
+/// How many bytes of those that the ring has dropped: a slow stream of a quiet pipeline gets its events however busy
+/// the others are.
+const GROUP_BYTES_KEPT: usize = 64 << 10;
 /// Most events that a group tells at once.
 pub const CHUNK: usize = 512;
 
@@ -94,6 +99,8 @@ pub struct Group {
 
 pub struct Matched {
     events: VecDeque<Found>,
+    /// Bytes of `events`.
+    bytes: usize,
     /// Everything later than this that matched is in `events`.
     pub complete_after: Timestamp,
 }
@@ -118,7 +125,7 @@ impl Groups {
         let group = match bucket.by_stages.get(&key.stages) {
             Some(known) => bucket.groups[*known].clone(),
             None => {
-                let matched = Mutex::new(Matched { events: VecDeque::new(), complete_after });
+                let matched = Mutex::new(Matched { events: VecDeque::new(), bytes: 0, complete_after });
                 let (streams, news) = (AtomicUsize::new(0), Notify::new());
                 let group = Arc::new(Group { key, pipeline, streams, matched, news });
                 bucket.add(group.clone());
@@ -332,12 +339,31 @@ impl Group {
 
     fn remember(&self, found: Found) {
         let mut matched = self.matched.lock();
+        matched.bytes += found.bytes();
         matched.events.push_back(found);
-        while matched.events.len() > GROUP_EVENTS_MAX {
-            if let Some(dropped) = matched.events.pop_front() {
-                matched.complete_after = dropped.at;
-            }
+        while matched.events.len() > GROUP_EVENTS_MAX
+            || (matched.bytes > GROUP_BYTES_MAX && matched.events.len() > 1)
+        {
+            matched.drop_oldest();
         }
+    }
+
+    /// Lets go of what happened up to `upto`, but for a little.
+    pub fn forget(&self, upto: Timestamp) {
+        let mut matched = self.matched.lock();
+        while matched.bytes > GROUP_BYTES_KEPT && matched.events.front().is_some_and(|found| found.at <= upto)
+        {
+            matched.drop_oldest();
+        }
+    }
+
+    /// How many events it remembers and their bytes, counted anew.
+    #[cfg(test)]
+    pub fn remembered(&self) -> (usize, usize) {
+        let matched = self.matched.lock();
+        let bytes = matched.events.iter().map(Found::bytes).sum();
+        assert_eq!(matched.bytes, bytes);
+        (matched.events.len(), bytes)
     }
 
     /// What the group remembers after `after`; `None` if it no longer knows all of it.
@@ -348,6 +374,23 @@ impl Group {
         }
         let start = matched.events.partition_point(|found| found.at <= after);
         Some(matched.events.range(start..).take(CHUNK).cloned().collect())
+    }
+}
+
+impl Matched {
+    fn drop_oldest(&mut self) {
+        if let Some(dropped) = self.events.pop_front() {
+            self.bytes -= dropped.bytes();
+            self.complete_after = self.complete_after.max(dropped.at);
+        }
+    }
+}
+
+impl Found {
+    /// Bytes it keeps in memory, although it may share them with the event.
+    fn bytes(&self) -> usize {
+        let size = |doc: &Option<Doc>| doc.as_ref().map_or(0, |doc| doc.bytes().len());
+        size_of::<Found>() + self.doc.as_ref().map_or(0, size) + size(&self.invalidate)
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! It reads snapshots and asks the sequencer like anybody else; it holds nothing that the engine waits for.
 
+use crate::effects::CollectionNumber;
 use crate::engine::{Options, save_checkpoint};
+use crate::open::SinceCheckpoint;
 use crate::sequencer::Request;
 use crate::state::State;
 use crate::statement::has_expired;
@@ -30,8 +32,10 @@ struct Work {
     options: Options,
     journal: Option<(Journal, PathBuf)>,
     epoch: u32,
-    /// The journal's last entry and the checkpoint's size when the last checkpoint was written.
+    /// The log's size on disk when the last checkpoint was written; at opening, as if what the checkpoint does not
+    /// contain had come after it.
     log_bytes_then: u64,
+    /// The last checkpoint's size.
     checkpoint_bytes: u64,
 }
 
@@ -42,15 +46,17 @@ impl Keeper {
         requests: mpsc::WeakSender<Request>,
         options: &Options,
         journal: Option<Journal>,
+        since: SinceCheckpoint,
         epoch: u32,
     ) -> std::io::Result<Keeper> {
+        let log_bytes = journal.as_ref().map_or(0, Journal::disk_bytes);
         let journal = journal.zip(options.dir.clone());
         let mut work = Work {
             state,
             requests,
             options: options.clone(),
-            log_bytes_then: 0,
-            checkpoint_bytes: 0,
+            log_bytes_then: log_bytes.saturating_sub(since.log_bytes),
+            checkpoint_bytes: since.checkpoint_bytes,
             journal,
             epoch,
         };
@@ -95,19 +101,20 @@ impl Work {
             for spec in collection.indexes().iter().map(|index| &index.spec) {
                 let Some(seconds) = spec.expire_after_seconds else { continue };
                 let upto_ms = now.saturating_sub(seconds.saturating_mul(1000));
-                while has_expired(collection, &spec.name, upto_ms) {
-                    let (reply, answer) = oneshot::channel();
-                    let request = Request::Expire {
-                        collection: collection.info.number,
-                        index: spec.name.clone(),
-                        upto_ms,
-                        reply,
-                    };
-                    // Fewer than asked for: nothing is left for now (the snapshot still shows the deleted ones).
-                    if self.ask(request, answer).is_none_or(|deleted| deleted == 0) {
-                        break;
-                    }
+                if has_expired(collection, &spec.name, upto_ms) {
+                    self.delete_expired(collection.info.number, &spec.name, upto_ms);
                 }
+            }
+        }
+    }
+
+    /// Has documents deleted until there are none left, some at a time: other requests come in between.
+    fn delete_expired(&self, collection: CollectionNumber, index: &str, upto_ms: i64) {
+        loop {
+            let (reply, answer) = oneshot::channel();
+            let request = Request::Expire { collection, index: index.into(), upto_ms, reply };
+            if self.ask(request, answer).is_none_or(|deleted| deleted == 0) {
+                return;
             }
         }
     }

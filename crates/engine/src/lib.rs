@@ -58,7 +58,7 @@ pub use effects::copied_into_log;
 pub use engine::{Engine, Options, StartAt};
 pub use event::{BeforeChange, FullDocument, Token, TokenKind, View};
 pub use feed::{Batch, ChangeStream, FeedStats};
-pub use find::{Documents, Explained, Find, count, explain, find_in};
+pub use find::{Documents, Explained, Find, Query, count, explain, find_in};
 pub use groups::{EventPipeline, Scope};
 pub use index::{ID_INDEX, Index, IndexSpec};
 pub use limits::Memory;

@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// How far below the warning mark the use must fall before a new crossing warns again, in percent.
 const REARM_PERCENT: u64 = 5;
 
+/// Part of the limit that retry records may take.
+const RECORDS_SHARE: u64 = 8;
+
 /// The watermarks and the use.
 #[derive(Debug)]
 pub struct Memory {
@@ -54,6 +57,11 @@ impl Memory {
     /// The limit in bytes, and the marks in percent of it.
     pub fn limits(&self) -> (u64, u64, u64) {
         (self.limit_bytes, self.warn_percent, self.refuse_percent)
+    }
+
+    /// Bytes that retry records may take, of the limit.
+    pub fn records_max(&self) -> u64 {
+        self.limit_bytes / RECORDS_SHARE
     }
 
     /// Fails if storing more is refused at `bytes` of use.

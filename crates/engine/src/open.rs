@@ -87,7 +87,17 @@ pub struct Opened {
     pub epoch: u32,
     pub history: Vec<Event>,
     pub complete_after: Timestamp,
+    pub since: SinceCheckpoint,
     pub report: Report,
+}
+
+/// What decides when the next checkpoint is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SinceCheckpoint {
+    /// Size of the last checkpoint in bytes.
+    pub checkpoint_bytes: u64,
+    /// Bytes of the log that it does not contain.
+    pub log_bytes: u64,
 }
 
 /// Opens what `options` name.
@@ -113,6 +123,7 @@ fn in_memory() -> Opened {
         epoch: rand::random(),
         history: vec![],
         complete_after: Timestamp::default(),
+        since: SinceCheckpoint::default(),
         report: Report::default(),
     }
 }
@@ -162,6 +173,7 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
         epoch: loaded.epoch,
         history: replay.history.into(),
         complete_after: replay.complete_after,
+        since: SinceCheckpoint { checkpoint_bytes: loaded.bytes, log_bytes: replay.applied_bytes },
         report,
     })
 }
@@ -170,8 +182,8 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
 fn first_checkpoint(dir: &Path) -> Result<checkpoint::Loaded, OpenError> {
     let epoch = rand::random();
     let data = CheckpointData { state: State::default(), sessions: vec![], index: 0, wanted_from: 0 };
-    checkpoint::save(dir, &data, epoch)?;
-    Ok(checkpoint::Loaded { state: State::default(), sessions: Sessions::default(), index: 0, epoch })
+    let bytes = checkpoint::save(dir, &data, epoch)?;
+    Ok(checkpoint::Loaded { state: State::default(), sessions: Sessions::default(), index: 0, epoch, bytes })
 }
 
 /// Reads the log: batches after the checkpoint change the state, all of them are history for change streams.
@@ -182,6 +194,8 @@ struct Replay {
     /// Last entry that the checkpoint contains.
     checkpoint: u64,
     applied: u64,
+    /// Bytes of the batches that were applied.
+    applied_bytes: u64,
     /// Collections as they were named at this point of the log's past.
     past: HashMap<CollectionNumber, Arc<CollectionInfo>>,
     history: VecDeque<Event>,
@@ -204,6 +218,7 @@ impl Replay {
             scratch: Scratch::default(),
             checkpoint,
             applied: 0,
+            applied_bytes: 0,
             past,
             history: VecDeque::new(),
             history_bytes: 0,
@@ -215,9 +230,13 @@ impl Replay {
 
     fn batch(&mut self, index: u64, payload: bytes::Bytes) -> Result<(), OpenError> {
         // Documents of one batch may live much longer than the others: each gets memory of its own below.
+        let bytes = payload.len() as u64;
         let decoder = BatchDecoder::new(payload).map_err(|error| OpenError::Decode { index, error })?;
         let wall_ms = decoder.wall_ms;
-        self.applied += u64::from(index > self.checkpoint);
+        if index > self.checkpoint {
+            self.applied += 1;
+            self.applied_bytes += bytes;
+        }
         let mut first = true;
         for effect in decoder {
             let (at, effect) = effect.map_err(|error| OpenError::Decode { index, error })?;
@@ -244,11 +263,12 @@ impl Replay {
         effect: Effect,
     ) -> Result<Option<Event>, OpenError> {
         let effect = detached(effect);
-        let failed = |error| OpenError::Apply { index, error };
+        let failed = |error: Error| OpenError::Apply { index, error };
         if let Effect::Retryable { statement } = &effect {
             self.sessions.apply(statement.raw()).map_err(failed)?;
         }
-        self.state.apply(at, wall_ms, &effect, None, &mut self.scratch).map_err(failed)
+        let event = self.state.apply(at, wall_ms, &effect, None, &mut self.scratch);
+        event.map_err(|refused| failed(refused.error))
     }
 
     /// The event of an effect that the checkpoint contains already.

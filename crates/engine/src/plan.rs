@@ -25,6 +25,29 @@ pub struct Plan {
     pub sorted: bool,
 }
 
+impl Plan {
+    /// Whether there are more than `candidates_max` candidates; counts no more of them.
+    pub fn reads_more_than(&self, collection: &Collection, candidates_max: usize) -> bool {
+        if collection.len() <= candidates_max {
+            return false;
+        }
+        let Access::Index { index, intervals, .. } = &self.access else { return true };
+        let tree = &collection.indexes()[*index].tree;
+        let mut left = candidates_max;
+        for interval in intervals {
+            let mut cursor = tree.seek(&interval.low);
+            while cursor.key().is_some_and(|entry| interval.contains(entry)) {
+                if left == 0 {
+                    return true;
+                }
+                left -= 1;
+                cursor.advance();
+            }
+        }
+        false
+    }
+}
+
 /// Where candidates come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Access {

@@ -6,6 +6,7 @@
 //! * An effect that fails changed nothing.
 
 use crate::collection::{Collection, CollectionInfo, Scratch};
+use crate::command::WriteError;
 use crate::effects::{CollectionNumber, Effect};
 use crate::event::{Change, Event, Uuid};
 use crate::index::IndexSpec;
@@ -124,7 +125,7 @@ impl State {
         effect: &Effect,
         after: Option<Doc>,
         scratch: &mut Scratch,
-    ) -> Result<Option<Event>> {
+    ) -> Result<Option<Event>, WriteError> {
         let event = self.change(at, effect, after, scratch)?;
         self.at = at;
         Ok(event.map(|(info, change, before)| {
@@ -141,7 +142,7 @@ impl State {
         effect: &Effect,
         after: Option<Doc>,
         scratch: &mut Scratch,
-    ) -> Result<Option<(Arc<CollectionInfo>, Change, Option<Doc>)>> {
+    ) -> Result<Option<(Arc<CollectionInfo>, Change, Option<Doc>)>, WriteError> {
         Ok(Some(match effect {
             Effect::Insert { collection, record, doc } => {
                 let info = self.modify(*collection, |c| {
@@ -225,8 +226,8 @@ impl State {
     fn modify(
         &mut self,
         number: CollectionNumber,
-        change: impl FnOnce(&mut Collection) -> Result<()>,
-    ) -> Result<Arc<CollectionInfo>> {
+        change: impl FnOnce(&mut Collection) -> Result<(), WriteError>,
+    ) -> Result<Arc<CollectionInfo>, WriteError> {
         let slot = self.collections.get_mut(u64::from(number)).ok_or_else(|| unknown(number))?;
         let collection = Arc::make_mut(slot);
         let before = weight(collection);

@@ -20,6 +20,7 @@
 //! the disk or to a callback, except the core's. This thread never waits for the core: whoever holds it may be
 //! waiting for this thread.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -509,7 +510,7 @@ impl Syncer {
     pub(crate) fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("journal-sync".into()).spawn(move || {
-            let guard = PanicGuard(&own);
+            let guard = EndGuard(&own);
             let mut since = Instant::now();
             while let Some(work) = own.desk.wait_for_work(since) {
                 match work {
@@ -536,14 +537,18 @@ impl Syncer {
     }
 }
 
-/// Ends the log if a callback panics: nobody would sync any more.
-struct PanicGuard<'a>(&'a Shared);
+/// Tells the callbacks at the end of the thread what ended the log, whoever found it out. A callback that panics
+/// ends the log too: nobody would sync any more.
+struct EndGuard<'a>(&'a Shared);
 
-impl Drop for PanicGuard<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let cause = Arc::new(std::io::Error::other("a callback panicked"));
             self.0.desk.fail(DiskError { action: "sync", file: self.0.folder.path(""), cause });
+        }
+        if let Some(failure) = self.0.desk.failure() {
+            self.0.tell_failure(failure);
         }
     }
 }
@@ -585,8 +590,18 @@ impl Shared {
 
     fn fail_sync(&self, error: DiskError) {
         tracing::error!(%error, "the journal stops: its data cannot be made durable");
-        let error = self.desk.fail(error);
-        self.tell(&Err(error));
+        self.desk.fail(error);
+    }
+
+    /// Tells each callback, also when one before it panics.
+    fn tell_failure(&self, failure: DiskError) {
+        let callbacks = self.callbacks.lock().clone();
+        let outcome = Err(failure);
+        for callback in &callbacks {
+            if catch_unwind(AssertUnwindSafe(|| callback(&outcome))).is_err() {
+                tracing::error!("a callback panicked when it was told that the journal stops");
+            }
+        }
     }
 
     fn tell(&self, outcome: &Result<u64, DiskError>) {

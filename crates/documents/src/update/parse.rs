@@ -21,6 +21,7 @@ impl Update {
         options: &UpdateOptions,
     ) -> Result<Update> {
         let array_filters = array_filters.filter(|filters| !filters.is_empty());
+        let bytes = update.as_document().or(update.as_array()).map_or(0, |text| text.bytes().len());
         let mut filters = Vec::new();
         let kind = match update {
             Value::Document(doc) if is_operators(doc) => {
@@ -52,6 +53,7 @@ impl Update {
         Ok(Update {
             kind,
             filters,
+            bytes,
             collation: options.collation.clone(),
             now_ms: options.now_ms,
             timestamp: options.timestamp,

@@ -114,6 +114,38 @@ fn the_first_failed_sync_ends_the_log() {
 }
 
 #[test]
+fn callbacks_hear_once_of_a_failure_wherever_it_was_found() {
+    type Fault = fn(&SimDisk, &Journal, &mut Writer);
+    let in_an_append: Fault = |disk, _, writer| {
+        disk.fail_writes(Some(ErrorKind::Other));
+        assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    };
+    let in_a_drop: Fault = |disk, journal, _| {
+        disk.fail_writes(Some(ErrorKind::Other));
+        assert!(matches!(journal.drop_before(80), Err(DropError::Disk(_))));
+    };
+    let in_a_callback: Fault = |_, journal, writer| {
+        journal.on_synced(|_| panic!("a bad callback, on purpose"));
+        append(writer, 101..=101, 500);
+        journal.request_sync();
+    };
+    for fault in [in_an_append, in_a_drop, in_a_callback] {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=100, 500);
+        sync(&journal);
+        until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+        let failures = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let told = failures.clone();
+        journal.on_synced(move |outcome| told.lock().extend(outcome.as_ref().err().cloned()));
+        fault(&disk, &journal, &mut writer);
+        until("the failure is told", || !failures.lock().is_empty());
+        assert!(writer.close().is_err());
+        assert_eq!(failures.lock().len(), 1, "a failure is told once");
+    }
+}
+
+#[test]
 fn a_sync_covers_only_what_was_written_when_it_began() {
     let disk = SimDisk::new(1);
     let (journal, mut writer, _) = open(&disk);

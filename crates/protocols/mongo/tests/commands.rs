@@ -297,6 +297,89 @@ async fn a_tailable_cursor_waits_for_inserts() {
 }
 
 #[tokio::test]
+async fn a_tailable_cursor_compares_as_its_collection_does() {
+    let strength = doc! { "locale": "en", "strength": 2 };
+    let simple = doc! { "locale": "simple" };
+    // The collation of the collection, of the query, and both.
+    for (default, own) in [(Some(&strength), None), (None, Some(&strength)), (Some(&simple), Some(&strength))]
+    {
+        let shared = server();
+        let (mut peer, mut other) = (Peer::connect(&shared), Peer::connect(&shared));
+        let create =
+            doc! { "create": "c", "capped": true, "size": 100_000, "collation": default, "$db": "db" };
+        peer.good(&create).await;
+        peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1, "name": "Alice" }], "$db": "db" }).await;
+        let find = doc! {
+            "find": "c", "filter": { "name": "ALICE" }, "collation": own, "tailable": true, "awaitData": true,
+            "$db": "db"
+        };
+        let (id, docs) = cursor(&peer.good(&find).await);
+        assert_eq!(docs.len(), 1);
+        peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 20_000, "$db": "db" }).await;
+        let waits = || {
+            let mut running = shared.clients.list().into_iter().filter_map(|client| client.running());
+            running.any(|operation| operation.command.get("getMore").is_some())
+        };
+        while !waits() {
+            tokio::task::yield_now().await;
+        }
+        other.good(&doc! { "insert": "c", "documents": [{ "_id": 2, "name": "alice" }], "$db": "db" }).await;
+        let (_, docs) = cursor(&peer.receive().await.unwrap().doc);
+        assert_eq!(docs, [doc! { "_id": 2, "name": "alice" }]);
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_form_fails_the_command_and_a_wrong_statement_itself() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 10).await;
+    let commands = |statement: &Doc, ordered: bool| {
+        let remove = |n: i32| doc! { "q": { "_id": n }, "limit": 1 };
+        doc! { "delete": "c", "deletes": [remove(1), statement, remove(2)], "ordered": ordered, "$db": "db" }
+    };
+    let session = doc! { "id": Owned::Binary { subtype: 4, bytes: vec![1; 16].into() } };
+    let whole = [
+        (doc! { "limit": 1 }, 40414),
+        (doc! { "q": 1, "limit": 1 }, 14),
+        (doc! { "q": {} }, 40414),
+        (doc! { "q": {}, "limit": 5 }, 9),
+        (doc! { "q": {}, "limit": "1" }, 14),
+    ];
+    for (statement, number) in whole {
+        for ordered in [true, false] {
+            assert_eq!(peer.code(&commands(&statement, ordered)).await, number, "{statement:?}");
+        }
+    }
+    let multi = doc! { "q": {}, "limit": 0 };
+    let mut retried = rockdove_documents::DocBuilder::new();
+    retried.append_all(commands(&multi, true).raw()).append("lsid", &session).append("txnNumber", 1i64);
+    assert_eq!(peer.code(&retried.finish()).await, 72);
+    let counted = peer.good(&doc! { "count": "c", "$db": "db" }).await;
+    assert_eq!(number(&counted, "n"), 10, "nothing was carried out");
+    // Whatever its words are, what is wrong with a query is its statement's matter.
+    let statements = [
+        doc! { "q": { "BSON field": { "$size": "x" } }, "limit": 1 },
+        doc! { "q": { "The limit field": { "$bad": 1 } }, "limit": 1 },
+        doc! { "q": {}, "limit": 1, "collation": { "locale": "nowhere" } },
+        doc! { "q": {}, "limit": 1, "collation": { "locale": "en", "nonsense": 1 } },
+    ];
+    for statement in statements {
+        for (ordered, n) in [(true, 1), (false, 2)] {
+            let reply = peer.good(&commands(&statement, ordered)).await;
+            assert_eq!(
+                (number(&reply, "n"), integer(&reply, "writeErrors.0.index")),
+                (n, 1),
+                "{statement:?}"
+            );
+            assert_eq!(field(&reply, "writeErrors.1"), None);
+            let back = doc! { "insert": "c", "documents": [{ "_id": 1 }, { "_id": 2 }], "ordered": false, "$db": "db" };
+            peer.run(&back).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn collections_and_indexes_are_listed_as_made() {
     let shared = server();
     let mut peer = Peer::connect(&shared);

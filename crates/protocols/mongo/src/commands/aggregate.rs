@@ -1,7 +1,7 @@
 //! `aggregate`: pipelines over collections, views, and what the server knows of itself.
 
 use super::cursor::{self, Opening, Reader, off_thread};
-use super::find::{is_heavy, unlimited};
+use super::find::is_heavy;
 use super::query::{self, Parsing};
 use super::{Flow, Spec, change_stream, explain, server, sink, statistics};
 use crate::concern::WriteConcern;
@@ -11,7 +11,7 @@ use crate::options::Fields;
 use crate::topology::Role;
 use rockdove_documents::pipeline::{Docs, Environment, Pipeline, Tables};
 use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Value, code};
-use rockdove_engine::{Ack, Find, Namespace, State};
+use rockdove_engine::{Ack, Find, Namespace, Query, State};
 use std::sync::Arc;
 
 /// The commands of this family.
@@ -27,7 +27,7 @@ const VIEW_TOO_DEEP: Code = Code { number: 165, name: "ViewDepthLimitExceeded" }
 /// What a pipeline reads from.
 enum Input {
     /// A collection, by a query that takes over the pipeline's first stages.
-    Collection(Box<Find>),
+    Collection(Box<Query>),
     /// Documents made by the server, or none for a pipeline that makes its own.
     Made(Vec<Doc>),
 }
@@ -40,7 +40,6 @@ struct Prepared {
     input: Input,
     environment: Arc<Environment>,
     parsing: Parsing,
-    state: Arc<State>,
     heavy: bool,
 }
 
@@ -168,11 +167,12 @@ fn prepare(
         Some(made) => (Input::Made(made), 0, false),
         None => {
             let (find, done) = leading(call, &parsing, ns, &pipeline, hint)?;
-            let heavy = is_heavy(&state, &find) || !pipeline.reads().is_empty();
-            (Input::Collection(Box::new(find)), done, heavy)
+            let query = Query::plan(&state, find)?;
+            let heavy = is_heavy(&query) || !pipeline.reads().is_empty();
+            (Input::Collection(Box::new(query)), done, heavy)
         }
     };
-    Ok(Prepared { pipeline, done, input, environment, parsing, state, heavy })
+    Ok(Prepared { pipeline, done, input, environment, parsing, heavy })
 }
 
 /// Whether the same stages over the same documents give the same results in the same order.
@@ -185,14 +185,13 @@ fn is_repeatable(stages: RawDoc<'_>) -> bool {
 impl Prepared {
     /// The same without the time limit that the first batch has, if it has one.
     fn unlimited(&self) -> Option<Prepared> {
-        let Input::Collection(find) = &self.input else { return None };
-        find.deadline.map(|_| Prepared {
+        let Input::Collection(query) = &self.input else { return None };
+        query.has_deadline().then(|| Prepared {
             pipeline: self.pipeline.clone(),
             done: self.done,
-            input: Input::Collection(Box::new(unlimited(find))),
+            input: Input::Collection(Box::new(query.unlimited())),
             environment: self.environment.clone(),
             parsing: self.parsing.clone(),
-            state: self.state.clone(),
             heavy: self.heavy,
         })
     }
@@ -205,7 +204,7 @@ impl Prepared {
 
     fn run(self) -> Result<Docs> {
         let input: Docs = match self.input {
-            Input::Collection(find) => Box::new(rockdove_engine::find_in(&self.state, *find)?),
+            Input::Collection(query) => Box::new(query.documents()?),
             Input::Made(documents) => Box::new(documents.into_iter().map(Ok)),
         };
         Ok(self.pipeline.run_from(self.done, input, &self.environment)?)

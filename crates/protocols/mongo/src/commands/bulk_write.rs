@@ -29,8 +29,9 @@ async fn bulk_write(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let results = done
         .results
         .iter()
+        .enumerate()
         .filter(|(_, result)| !errors_only || result.is_err())
-        .map(|(position, result)| describe(*position, result))
+        .map(|(position, result)| describe(position, result))
         .collect();
     let opening = Opening::new(call, "admin.$cmd.bulkWrite".into()).batch(cursor::batch_size(&fields)?);
     cursor::open(opening, Source::ready(results), reply)?;
@@ -102,7 +103,7 @@ fn describe(position: usize, result: &Result<Outcome, WriteError>) -> Doc {
 }
 
 fn append_counts(reply: &mut DocBuilder, done: &Done) {
-    let errors = done.results.iter().filter(|(_, result)| result.is_err()).count();
+    let errors = done.results.iter().filter(|result| result.is_err()).count();
     reply.append("nErrors", errors as i32);
     let updated = |of: fn(u64, u64, u64) -> u64| {
         done.count(|outcome| match outcome {

@@ -13,7 +13,9 @@ use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, UpdateOptions};
 use rockdove_documents::{Doc, DocBuilder, Error, Owned, RawDoc, Scanned, Timestamp, Value, code};
-use rockdove_engine::{ChangeStream, EventPipeline, Hint, Namespace, Scope, StartAt, State, View};
+use rockdove_engine::{
+    ChangeStream, Collection, EventPipeline, Hint, Namespace, Scope, StartAt, State, View,
+};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -226,26 +228,28 @@ impl EventPipeline for Inserts {
     }
 }
 
-/// Follows what is inserted into a collection after `state` and matches the command's filter.
+/// Follows what is inserted into a collection after `state` and matches the command's filter, which `filter` is as
+/// parsed for this collection.
 pub fn watch_inserts(
     call: &Call<'_>,
     fields: &Fields<'_>,
     state: &State,
-    ns: &Namespace,
+    collection: &Collection,
+    filter: Filter,
 ) -> Result<ChangeStream> {
-    let filter = fields.document("filter")?.unwrap_or(RawDoc::empty());
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
-    // Streams with equal keys share their evaluation, so the key is all that the evaluation depends on.
+    // Streams with equal keys share their evaluation, so the key is all that the evaluation depends on: without a
+    // collation of its own the filter has the collection's.
     let mut key = DocBuilder::new();
-    key.append("tail", filter)
+    key.append("tail", fields.document("filter")?)
         .append("let", fields.document("let")?)
-        .append("collation", fields.document("collation")?);
+        .append("collation", collation_document(fields)?)
+        .append_value("default", collection.info.options.get("collation").unwrap_or(Value::Null));
     let after = Timestamp::from_bits(state.at().bits() + 1);
     Ok(call.shared.engine.watch(
-        Scope::Collection(ns.clone()),
+        Scope::Collection(collection.info.ns.clone()),
         View::default(),
         key.finish().into_bytes(),
-        Arc::new(Inserts(parsing.filter(filter)?)),
+        Arc::new(Inserts(filter)),
         StartAt::Time(after),
     )?)
 }

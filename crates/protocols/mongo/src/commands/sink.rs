@@ -11,7 +11,7 @@ use crate::errors::{Failure, Result};
 use rockdove_documents::pipeline::{Environment, Merge, Sink, Target, WhenMatched, WhenNotMatched};
 use rockdove_documents::{Doc, DocBuilder, Error, Value, code, doc};
 use rockdove_engine::{
-    Ack, Definition, Find, Namespace, Outcome, Statement, UpdateStatement, Write, WriteError,
+    Ack, Definition, Find, Namespace, Outcome, Query, Statement, UpdateStatement, Write, WriteError,
 };
 
 /// How often a document that others change meanwhile is looked at again.
@@ -88,7 +88,7 @@ impl Writer<'_> {
         while results.peek().is_some() {
             let batch = results.by_ref().take(BATCH);
             let statements = batch.map(|doc| Statement::Insert { ns: filled.clone(), doc }).collect();
-            self.carry_out(statements).await?.map_err(failed)?;
+            self.carry_out(statements).await?.map_err(Failure::from)?;
         }
         let rename = Definition::Rename { from: filled.clone(), to: ns.clone(), drop_target: true };
         engine.define(rename, self.ack).await?;
@@ -134,7 +134,7 @@ impl Writer<'_> {
 
     async fn merge_one(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<()> {
         let Some(filter) = key_filter(&result, &merge.on)? else {
-            return self.insert(ns, merge, result).await?.map_err(failed);
+            return self.insert(ns, merge, result).await?.map_err(Failure::from);
         };
         for _ in 0..ATTEMPTS_MAX {
             let done = match self.existing(ns, &filter).await? {
@@ -144,7 +144,7 @@ impl Writer<'_> {
                     // Somebody else may have inserted it meanwhile; if not, another unique index refuses it.
                     Err(error) => match self.existing(ns, &filter).await? {
                         Some(_) => false,
-                        None => return Err(failed(error)),
+                        None => return Err(error.into()),
                     },
                 },
             };
@@ -157,9 +157,9 @@ impl Writer<'_> {
 
     async fn existing(&self, ns: &Namespace, filter: &Doc) -> Result<Option<Doc>> {
         let find = Find { limit: 1, ..Find::new(ns.clone(), self.parsing.filter(filter.raw())?) };
-        let state = self.call.shared.engine.snapshot();
-        let heavy = super::find::is_heavy(&state, &find);
-        let read = move || Ok(rockdove_engine::find_in(&state, find)?.next().transpose()?);
+        let query = Query::plan(&self.call.shared.engine.snapshot(), find)?;
+        let heavy = super::find::is_heavy(&query);
+        let read = move || Ok(query.documents()?.next().transpose()?);
         if heavy { off_thread(self.call.shared, read).await } else { read() }
     }
 
@@ -168,7 +168,7 @@ impl Writer<'_> {
         if matches!(merge.when_matched, WhenMatched::Fail) {
             // The unique index tells what is in the way, unless it has gone meanwhile.
             let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
-            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(failed);
+            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(Failure::from);
         }
         let new = merge.combine(old.raw(), result.raw(), self.environment)?;
         let Some(new) = new.filter(|new| new != old) else { return Ok(true) };
@@ -183,7 +183,8 @@ impl Writer<'_> {
             sort: None,
             hint: None,
         };
-        let done = self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(failed)?;
+        let done =
+            self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(Failure::from)?;
         Ok(matches!(done.first(), Some(Outcome::Updated { matched: 1, .. })))
     }
 
@@ -200,15 +201,6 @@ impl Writer<'_> {
                 Ok(self.carry_out(vec![statement]).await?.map(drop))
             }
         }
-    }
-}
-
-/// A failed statement as a failed command, with what is known of it.
-fn failed(error: WriteError) -> Failure {
-    let failure = Failure::from(error.error);
-    match error.details {
-        Some(details) => failure.with_details(details),
-        None => failure,
     }
 }
 

@@ -60,16 +60,17 @@ impl Tail {
         let ns = collection.info.ns.clone();
         let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
         let limit = fields.count("limit")?.unwrap_or(0);
+        let filter = parsing.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?;
         Ok(Tail {
             engine: call.shared.engine.clone(),
             uuid: collection.info.uuid,
-            filter: parsing.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?,
+            news: query::watch_inserts(call, fields, state, collection, filter.clone())?,
+            filter,
             projection: parsing.projection(fields.document("projection")?)?,
             position: 0,
             skip: fields.count("skip")?.unwrap_or(0),
             left: (limit > 0).then_some(limit),
             awaits: fields.flag("awaitData")?,
-            news: query::watch_inserts(call, fields, state, &ns)?,
             ns,
         })
     }
