@@ -130,3 +130,27 @@ fn a_wrong_log_filter_is_told_by_every_command() {
         assert!(told.contains("ROCKDOVE_LOG") && told.contains("rockdove=loud"), "{told}");
     }
 }
+
+#[test]
+fn without_receivers_the_accepted_messages_count() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let json = dir.path().join("a.json");
+    rockdove(&[
+        "bench",
+        "bus",
+        "bulk",
+        "--batch",
+        "10",
+        "--seconds",
+        "0.3",
+        "--warm-up",
+        "100ms",
+        "--receivers",
+        "0",
+        "--json",
+        json.to_str().expect("a name"),
+    ]);
+    let step = &records(&json)[1];
+    assert!(step["achieved"].as_f64() > Some(0.0) && step["lost"].as_u64() == Some(0), "{step}");
+    assert_eq!(step["sent"], step["done"]);
+}
