@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use std::env::{self, VarError};
-use std::io;
+use std::io::{self, IsTerminal};
 use tracing_subscriber::EnvFilter;
 
 /// The variable that holds the filter.
@@ -12,7 +12,12 @@ pub const VARIABLE: &str = "ROCKDOVE_LOG";
 pub fn init(filter: &str) -> anyhow::Result<()> {
     let parsed = EnvFilter::builder().parse(filter);
     let filter = parsed.with_context(|| format!("the log filter {filter:?} of --log or {VARIABLE}"))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none())
+        .with_target(false)
+        .init();
     Ok(())
 }
 

@@ -58,6 +58,7 @@ mod request;
 mod send;
 mod status;
 mod streams;
+mod trouble;
 mod waiters;
 
 pub use bson;
