@@ -56,6 +56,43 @@ async fn an_insert_reports_each_failed_document() {
 }
 
 #[tokio::test]
+async fn a_misspelt_field_is_refused_and_nothing_is_done() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3).await;
+    for command in [
+        doc! { "find": "c", "sot": { "n": 1 } },
+        doc! { "insert": "c", "documents": [{}], "orderd": false },
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } } }], "upsert": true },
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } }, "mutli": true }] },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0 }], "q": {} },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0, "multi": true }] },
+        doc! { "findAndModify": "c", "query": {}, "remove": true, "filter": { "n": 1 } },
+        doc! { "aggregate": "c", "pipeline": [], "cursor": {}, "sort": { "n": 1 } },
+        doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n" }], "unique": true },
+    ] {
+        let mut sent = rockdove_documents::DocBuilder::new();
+        sent.append_all(command.raw()).append("$db", "db");
+        assert_eq!(peer.code(&sent.finish()).await, 40415, "{command:?}");
+    }
+    let index = |ignores: bool| {
+        doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n", "unqiue": true }],
+        "ignoreUnknownIndexOptions": ignores, "$db": "db" }
+    };
+    assert_eq!(peer.code(&index(false)).await, 197);
+    let all = peer.good(&doc! { "find": "c", "filter": { "x": { "$exists": false } }, "$db": "db" }).await;
+    assert_eq!(cursor(&all).1.len(), 3);
+    peer.good(&index(true)).await;
+    let indexes = peer.good(&doc! { "listIndexes": "c", "$db": "db" }).await;
+    let listed = &cursor(&indexes).1[1];
+    assert_eq!((listed.get("name"), listed.get("unqiue")), (Some(Value::String("n")), None));
+    // What every command may carry.
+    let generic = doc! { "find": "c", "comment": 1, "maxTimeMS": 10_000, "$readPreference": { "mode": "primary" },
+    "readConcern": {}, "lsid": (session(1)), "$db": "db" };
+    peer.good(&generic).await;
+}
+
+#[tokio::test]
 async fn an_update_counts_matched_modified_and_upserted() {
     let shared = server();
     let mut peer = Peer::connect(&shared);

@@ -16,8 +16,29 @@ pub const COMMANDS: &[Spec] =
     })
     .also(&["findandmodify"])];
 
+/// What the command knows (MongoDB manual: findAndModify).
+const FIELDS: [&str; 16] = [
+    "query",
+    "sort",
+    "remove",
+    "update",
+    "new",
+    "upsert",
+    "fields",
+    "collation",
+    "arrayFilters",
+    "hint",
+    "let",
+    "bypassDocumentValidation",
+    "collectionUUID",
+    "encryptionInformation",
+    "runtimeConstants",
+    "sampleId",
+];
+
 async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("findAndModify", call.command())?;
+    fields.only(&FIELDS)?;
     let command = parse(call, &fields)?;
     let removes = matches!(command.action, Modify::Remove);
     if command.retry.is_some() {
