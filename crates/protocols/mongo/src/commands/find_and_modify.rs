@@ -52,10 +52,11 @@ async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow
 }
 
 fn parse(call: &Call<'_>, fields: &Fields<'_>) -> Result<FindAndModify> {
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
+    let ns = query::namespace(call, fields, call.name)?;
+    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
     let filter = parsing.filter(fields.document("query")?.unwrap_or(rockdove_documents::RawDoc::empty()))?;
     Ok(FindAndModify {
-        ns: query::namespace(call, fields, call.name)?,
+        ns,
         sort: parsing.sort(fields.document("sort")?)?,
         action: action(fields, &parsing)?,
         projection: parsing.projection(fields.document("fields")?)?,

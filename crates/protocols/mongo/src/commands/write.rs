@@ -114,7 +114,7 @@ pub fn parse_update(
 ) -> Result<UpdateStatement> {
     let multi = fields.flag("multi")?;
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(fields)?;
+    let parsing = parsing.with_collation(fields)?.or_default_of(call, &ns)?;
     let update = parsing.update(
         fields.required(names.update)?,
         fields.array("arrayFilters")?,
@@ -189,7 +189,7 @@ pub fn parse_delete(
     multi: bool,
 ) -> Result<DeleteStatement> {
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(fields)?;
+    let parsing = parsing.with_collation(fields)?.or_default_of(call, &ns)?;
     let filter = parsing.filter(fields.required_document(filter)?)?;
     Ok(DeleteStatement { ns, filter, multi, hint: query::hint(fields)? })
 }
