@@ -61,6 +61,11 @@ mod streams;
 mod trouble;
 mod waiters;
 
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 pub use bson;
 pub use bus::{Bus, BusBuilder};
 pub use cache::{Cache, CacheSync, CacheSyncBuilder, CacheTarget, Clearing};

@@ -16,7 +16,7 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Examples:
   rockdove bench bus latency --rate 100                    the engine in this process
-  rockdove bench bus latency --uri ours=mongodb://127.0.0.1:27017/?replicaSet=rs0 --uri mongodb://127.0.0.1:17017
+  rockdove bench bus latency --uri 'ours=mongodb://127.0.0.1:27017/?replicaSet=rs0' --uri mongodb://127.0.0.1:17017
   rockdove bench bus ramp 50:25:20 --until 150 --layout dual-channel --json a.json --html a.html
   rockdove bench bus one-way --senders 4 --size 1024
   rockdove bench bus latency --exclusive --receivers 3 --work 5ms
