@@ -18,6 +18,7 @@ use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rockdove_documents::filter::Filter;
+use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
 use rockdove_journal::SyncPolicy;
@@ -218,8 +219,9 @@ impl Engine {
     pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
         let is_small = match &command.action {
             Modify::Remove => true,
-            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX,
+            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX && update.is_cheap(),
         };
+        let is_small = is_small && command.projection.as_ref().is_none_or(Projection::is_cheap);
         let is_small = is_small && finds_by_id(&command.filter, command.sort.as_ref(), command.hint.as_ref());
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }
@@ -334,8 +336,8 @@ fn is_small(write: &Write) -> bool {
     let small = |statement: &Statement| match statement {
         Statement::Insert { doc, .. } => doc.bytes().len() <= SMALL_BYTES_MAX,
         Statement::Update(update) => {
-            let size = update.update.bytes();
-            size <= SMALL_BYTES_MAX && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
+            let small = update.update.bytes() <= SMALL_BYTES_MAX && update.update.is_cheap();
+            small && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
         }
         Statement::Delete(delete) => finds_by_id(&delete.filter, None, delete.hint.as_ref()),
         Statement::Refused(_) => true,
@@ -343,10 +345,11 @@ fn is_small(write: &Write) -> bool {
     write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
 }
 
-/// Whether the planner finds a statement's documents, one at most, in the `_id` index. It would not with a hint or
-/// an order of another kind, or for another collation than the index has.
+/// Whether the planner finds a statement's documents, one at most, in the `_id` index, and asking about it is
+/// little work. It would not with a hint or an order of another kind, or for another collation than the index has.
 fn finds_by_id(filter: &Filter, sort: Option<&Sort>, hint: Option<&Hint>) -> bool {
-    sort.is_none() && hint.is_none() && filter.collation().is_none() && filter.names_one_id()
+    let is_plain = sort.is_none() && hint.is_none() && filter.collation().is_none();
+    is_plain && filter.names_one_id() && filter.is_cheap()
 }
 
 fn shutting_down() -> Error {
@@ -385,7 +388,14 @@ mod tests {
 
     fn write(statement: Statement) -> Write {
         let statements = vec![statement];
-        Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false }
+        Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! * Everything a batch did becomes visible at once, after it is in the log, and never if the log refused it.
 //! * A reply is sent only when its acknowledgement level is reached.
 //! * One batch at a time: whoever holds the [`Desk`] is the sequencer. Long work is done by its own thread only.
+//! * A request's interrupt is asked while documents are looked for and computed, never while effects are applied.
 //! * Ids, times and random values are fixed here; applying the effects again gives the same state.
 //!
 //! This module never touches a socket and never waits for a reader.
@@ -32,6 +33,7 @@ use crate::state::{State, describe};
 use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Result, Timestamp, code};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -413,6 +415,9 @@ impl Sequencer {
     }
 
     fn write(&mut self, write: Write, batch: &mut Batch) -> Result<WriteReply> {
+        if let Some(interrupt) = &write.interrupt {
+            interrupt.check()?; // it may have waited for long
+        }
         if let Some(retry) = &write.retry {
             self.check_numbers(retry, write.statements.len(), batch)?;
         }
@@ -432,7 +437,13 @@ impl Sequencer {
                 // It may take several batches, and what is in the log shall be known there as done.
                 self.remember(&write.retry, &mut done, batch)?;
             }
-            let result = self.statement(one, write.bypass_validation, batch);
+            let result = self.statement(one, write.bypass_validation, write.interrupt.as_ref(), batch);
+            if let (Err(failed), Some(_)) = (&result, &write.interrupt)
+                && is_interruption(&failed.error)
+            {
+                self.remember(&write.retry, &mut done, batch)?;
+                return Err(failed.error.clone());
+            }
             if let (Ok(outcome), Some(number)) = (&result, number) {
                 sessions::push(&mut done, number, Stored::Outcome(outcome.clone()));
             }
@@ -450,16 +461,25 @@ impl Sequencer {
         Ok(WriteReply { results, retried, at: self.state.at() })
     }
 
-    fn statement(&mut self, one: Statement, bypass: bool, batch: &mut Batch) -> Result<Outcome, WriteError> {
+    fn statement(
+        &mut self,
+        one: Statement,
+        bypass: bool,
+        interrupt: Option<&Interrupt>,
+        batch: &mut Batch,
+    ) -> Result<Outcome, WriteError> {
         match one {
             Statement::Insert { ns, doc } => statement::insert(self, &ns, doc, bypass, batch),
-            Statement::Update(update) => statement::update(self, &update, bypass, batch),
-            Statement::Delete(delete) => statement::delete(self, &delete, batch),
+            Statement::Update(update) => statement::update(self, &update, bypass, interrupt, batch),
+            Statement::Delete(delete) => statement::delete(self, &delete, interrupt, batch),
             Statement::Refused(error) => Err(error.into()),
         }
     }
 
     fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Found {
+        if let Some(interrupt) = &command.interrupt {
+            interrupt.check()?;
+        }
         if let Some(retry) = &command.retry {
             self.check_numbers(retry, 1, batch)?;
             match self.recall(retry, statement_number(retry, 0), batch)? {
@@ -634,6 +654,11 @@ impl Sequencer {
     }
 }
 
+/// Whether an error is an interrupt's answer, which concerns the whole command.
+fn is_interruption(error: &Error) -> bool {
+    [code::MAX_TIME_MS_EXPIRED, code::INTERRUPTED].contains(&error.code)
+}
+
 fn other_command(retry: &Retry) -> Error {
     let message = format!("txnNumber {} of this session was used for another command", retry.number);
     Error::bad_value(message)
@@ -757,7 +782,8 @@ mod tests {
     fn request(statement: Statement, retry: Option<Retry>, ack: Ack) -> (Request, WriteAnswer) {
         let (to, reply) = oneshot::channel();
         let statements = vec![statement];
-        let write = Write { statements, ordered: true, retry, ack, bypass_validation: false };
+        let write =
+            Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None };
         (Request::Write(Box::new(write), to), reply)
     }
 
@@ -921,7 +947,14 @@ mod tests {
 
     fn write_request(statements: Vec<Statement>, retry: Option<Retry>) -> (Request, WriteAnswer) {
         let (to, reply) = oneshot::channel();
-        let write = Write { statements, ordered: false, retry, ack: Ack::Written, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: false,
+            retry,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        };
         (Request::Write(Box::new(write), to), reply)
     }
 

@@ -48,7 +48,7 @@ pub struct Shared {
     /// Messaging registrations of Morphium (PoppyDB personality).
     pub registrations: crate::commands::messaging::Registrations,
     /// How many long reads may run beside the connections at one time.
-    pub heavy_reads: Semaphore,
+    pub heavy_reads: Arc<Semaphore>,
     reply_ids: AtomicI32,
 }
 
@@ -97,7 +97,7 @@ impl Shared {
             shutdown_asked: Notify::new(),
             started: Instant::now(),
             registrations: Default::default(),
-            heavy_reads: Semaphore::new(HEAVY_READS_MAX),
+            heavy_reads: Arc::new(Semaphore::new(HEAVY_READS_MAX)),
             reply_ids: AtomicI32::new(1000),
         })
     }
