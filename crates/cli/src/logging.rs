@@ -1,6 +1,6 @@
 //! Logs on standard error, filtered by `ROCKDOVE_LOG` (for example `info`, or `rockdove=debug,warn`).
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use std::env::{self, VarError};
 use std::io;
 use tracing_subscriber::EnvFilter;
@@ -10,8 +10,10 @@ pub const VARIABLE: &str = "ROCKDOVE_LOG";
 
 /// Starts logging with this filter.
 pub fn init(filter: &str) -> anyhow::Result<()> {
+    // The error's text has its causes in it.
     let parsed = EnvFilter::builder().parse(filter);
-    let filter = parsed.with_context(|| format!("the log filter {filter:?} of --log or {VARIABLE}"))?;
+    let filter =
+        parsed.map_err(|error| anyhow!("the log filter {filter:?} of --log or {VARIABLE}: {error}"))?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
     Ok(())
 }

@@ -73,6 +73,7 @@ fn run(command: Command) -> anyhow::Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(async {
         match command {
+            Command::Log(args) => log::run(args),
             Command::Serve(serve) => serve.run().await,
             Command::Bench(bench) => bench.run().await,
             Command::Pub(args) => pub_::run(args).await,
@@ -81,7 +82,6 @@ fn run(command: Command) -> anyhow::Result<Exit> {
             Command::Reply(args) => reply::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
             Command::Migrate(args) => migrate::run(args).await,
-            Command::Log(args) => log::run(args),
         }
     })
 }

@@ -103,6 +103,9 @@ fn numbers_that_cannot_be_measured_are_wrong_usage() {
         &["micro", "--stored", "0"],
         &["micro", "--exchanges", "0"],
         &["micro", "--streams", "0"],
+        &["log", "--rate", "0"],
+        &["log", "--size", "0"],
+        &["log", "--runs", "0"],
         &["compare", "--ours", "a", "--theirs", "b", "--exchanges", "0"],
     ] {
         let command = Command::new(env!("CARGO_BIN_EXE_rockdove")).arg("bench").args(arguments).output();
@@ -126,4 +129,28 @@ fn a_wrong_log_filter_is_told_by_every_command() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
         assert!(told.contains("ROCKDOVE_LOG") && told.contains("rockdove=loud"), "{told}");
     }
+}
+
+#[test]
+fn without_receivers_the_accepted_messages_count() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let json = dir.path().join("a.json");
+    rockdove(&[
+        "bench",
+        "bus",
+        "bulk",
+        "--batch",
+        "10",
+        "--seconds",
+        "0.3",
+        "--warm-up",
+        "100ms",
+        "--receivers",
+        "0",
+        "--json",
+        json.to_str().expect("a name"),
+    ]);
+    let step = &records(&json)[1];
+    assert!(step["achieved"].as_f64() > Some(0.0) && step["lost"].as_u64() == Some(0), "{step}");
+    assert_eq!(step["sent"], step["done"]);
 }

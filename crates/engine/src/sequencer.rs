@@ -9,7 +9,8 @@
 //! Invariants
 //! * Everything a batch did becomes visible at once, after it is in the log, and never if the log refused it.
 //! * A reply is sent only when its acknowledgement level is reached.
-//! * One batch at a time: whoever holds the [`Desk`] is the sequencer. Long work is done by its own thread only.
+//! * One batch at a time: whoever holds the [`Desk`] is the sequencer. Its own thread does all work but that on a few
+//!   single documents.
 //! * A request's interrupt is asked while documents are looked for and computed, never while effects are applied.
 //! * Ids, times and random values are fixed here; applying the effects again gives the same state.
 //!
@@ -1042,5 +1043,26 @@ mod tests {
         let beyond = carried_out(&mut sequencer, request(insert(2), Some(retry(-1)), Ack::Written));
         assert_eq!(beyond.unwrap_err().code, code::BAD_VALUE);
         assert_eq!(sequencer.state.collection(&ns()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn an_expiry_that_is_refused_midway_is_taken_up_again() {
+        let disk = SmallDisk::new();
+        let mut sequencer = sequencer(disk.clone());
+        large_documents(&mut sequencer);
+        let collection = sequencer.state.collection(&ns()).unwrap().info.number;
+        let expire = |sequencer: &mut Sequencer| {
+            let (reply, mut count) = oneshot::channel();
+            sequencer.carry_out([Request::Expire { collection, index: "at_1".into(), upto_ms: 2, reply }]);
+            count.try_recv().unwrap()
+        };
+        disk.room.store(disk.appended.lock().len() + 1, Ordering::Relaxed);
+        assert_eq!(expire(&mut sequencer), 0);
+        let left = counts(&sequencer.published.load()).len();
+        assert_eq!(left, counts(&disk.replayed()).len());
+        assert!(left > 0 && left < COUNT as usize);
+        disk.room.store(usize::MAX, Ordering::Relaxed);
+        assert_eq!(expire(&mut sequencer), left);
+        assert!(counts(&disk.replayed()).is_empty());
     }
 }

@@ -337,7 +337,7 @@ pub fn find_and_modify(
     Ok(FindAndModifyReply { value, found, upserted: id, retried: false, at: seq.state.at() })
 }
 
-/// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many.
+/// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many, or 0 if it failed.
 pub fn expire(
     seq: &mut Sequencer,
     number: CollectionNumber,
@@ -351,12 +351,11 @@ pub fn expire(
     for record in over {
         let Some(doc) = collection.get(record) else { continue };
         let removed = seq.remove(&collection.info, record, doc, batch);
-        match removed.and_then(|()| seq.make_room(batch)) {
-            Ok(()) => count += 1,
-            Err(error) => {
-                tracing::error!(%error, ns = %collection.info.ns, "an expired document was not deleted")
-            }
+        if let Err(error) = removed.and_then(|()| seq.make_room(batch)) {
+            tracing::error!(%error, ns = %collection.info.ns, "expired documents were not deleted");
+            return 0;
         }
+        count += 1;
     }
     count
 }

@@ -26,7 +26,7 @@ pub struct Plan {
     pub payload_bytes: usize,
     /// Sending nodes.
     pub senders: usize,
-    /// Receiving nodes.
+    /// Receiving nodes. Without any, what is measured is how messages are accepted.
     pub receivers: usize,
     /// What a receiver works for each message.
     pub work: Duration,
@@ -108,6 +108,11 @@ pub enum Drive {
 }
 
 impl Plan {
+    /// How many receivers get a message.
+    pub fn deliveries(&self) -> u64 {
+        if self.exclusive { self.receivers.min(1) as u64 } else { self.receivers as u64 }
+    }
+
     /// The steps. All seconds are in [`SECONDS`].
     pub fn stages(&self) -> Vec<Stage> {
         let stage = |label: String, drive, answered, seconds: f64| Stage {

@@ -1,7 +1,7 @@
 //! `rockdove bench bus`: load on the bus, several targets in turns.
 
 use crate::connection::duration;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use rockdove::Layout;
@@ -105,8 +105,8 @@ struct Options {
     /// Sending nodes
     #[arg(long, default_value_t = 1, global = true, value_parser = clap::value_parser!(u16).range(1..))]
     senders: u16,
-    /// Receiving nodes
-    #[arg(long, default_value_t = 1, global = true, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Receiving nodes; 0, for messages without answers, measures how they are accepted
+    #[arg(long, default_value_t = 1, global = true)]
     receivers: u16,
     /// What a receiver works for each message
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = duration, global = true)]
@@ -142,6 +142,9 @@ impl BusBench {
             .map(|target| Target { relayed: options.relay, ..target })
             .collect();
         let plan = options.plan(profile);
+        if plan.receivers == 0 && plan.stages().iter().any(|stage| stage.answered) {
+            bail!("requests need a receiver: --receivers 1");
+        }
         let mut json = options.json.as_deref().map(create).transpose()?;
         let html = options.html.as_deref().map(create).transpose()?;
         let bar =

@@ -20,8 +20,8 @@ Examples:
   rockdove bench micro                       the engine, change streams and the wire; starts its own server
   rockdove bench micro --stored 100000       the same with fewer stored documents
   rockdove bench bus latency                 requests on the bus; see rockdove bench bus --help
-  rockdove bench log --html log.html         what durability costs, with the limits of the machine
   rockdove bench bus-compare a.json b.json   two results of bench bus, step by step
+  rockdove bench log --html log.html         what durability costs, with the limits of the machine
   rockdove bench compare --ours mongodb://127.0.0.1:27017/?replicaSet=rs0 --theirs mongodb://127.0.0.1:17017";
 
 /// Arguments of `bench`.
@@ -52,20 +52,20 @@ enum Kind {
         #[arg(long, default_value = ".")]
         dir: PathBuf,
         /// Messages a second; may be given more than once
-        #[arg(long = "rate", default_values_t = [50_000])]
+        #[arg(long = "rate", default_values_t = [50_000], value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         rates: Vec<u64>,
         /// Bytes of a message
-        #[arg(long, default_value_t = 1024)]
-        size: usize,
+        #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=256 << 10))]
+        size: u32,
         /// Seconds of each scenario
-        #[arg(long, default_value_t = 30)]
+        #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
         /// Runs of each scenario; the first is not counted if there are more
-        #[arg(long, default_value_t = 5)]
-        runs: usize,
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        runs: u32,
         /// Entries of each figure of the log alone
-        #[arg(long, default_value_t = 1_000_000)]
-        entries: usize,
+        #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+        entries: u32,
         /// Write everything as JSON to this file
         #[arg(long)]
         json: Option<PathBuf>,
@@ -102,8 +102,8 @@ impl Bench {
         let report = match self.kind {
             Kind::Micro { stored, exchanges, streams } => micro(stored, exchanges, streams).await?,
             Kind::Log { dir, rates, size, seconds, runs, entries, json, html } => {
-                let time = Duration::from_secs(seconds);
-                let plan = log::Plan { dir, rates, size, time, runs, entries };
+                let (size, runs, entries) = (size as usize, runs as usize, entries as usize);
+                let plan = log::Plan { dir, rates, size, time: Duration::from_secs(seconds), runs, entries };
                 let outcome = log::run(&plan, |what| eprintln!("{what}…"))?;
                 if let Some(path) = json {
                     std::fs::write(path, format!("{:#}\n", outcome.as_json()))?;

@@ -5,8 +5,10 @@ use std::io::{self, IoSlice};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::Errno;
 
 use super::{Disk, File, FolderLock};
 
@@ -14,6 +16,11 @@ use super::{Disk, File, FolderLock};
 const PARTS_MAX: usize = 1024;
 /// Zeros are written in pieces of this size where space cannot be reserved otherwise.
 const ZERO_PIECE: usize = 256 << 10;
+
+/// How long a held lock is waited for. A process that starts another holds its locks twice until the other has
+/// replaced its program, so a lock that was just given back can seem held for a moment.
+const LOCK_WAIT: Duration = Duration::from_millis(300);
+const LOCK_STEP: Duration = Duration::from_millis(10);
 
 /// A folder of the file system. Made if it does not exist.
 pub struct RealDisk {
@@ -91,8 +98,16 @@ impl Disk for RealDisk {
     fn lock(&self, name: &str) -> io::Result<FolderLock> {
         let path = self.path(name);
         let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Box::new(file))
+        let until = Instant::now() + LOCK_WAIT;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_STEP),
+                locked => {
+                    locked?;
+                    return Ok(Box::new(file));
+                }
+            }
+        }
     }
 
     fn boot_id(&self) -> [u8; 16] {
