@@ -11,6 +11,7 @@ use crate::feed::{ChangeStream, Feed, FeedStats};
 use crate::groups::{EventPipeline, Scope};
 use crate::keeper::Keeper;
 use crate::limits::Memory;
+use crate::multi::{self, LOOKING_MAX};
 use crate::open::{self, OpenError};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
@@ -26,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Requests that may wait for the sequencer; more make their callers wait.
 const REQUESTS_MAX: usize = 4096;
@@ -104,6 +105,8 @@ struct Inner {
     closing: AtomicBool,
     sequencer: Mutex<Option<JoinHandle<()>>>,
     keeper: Mutex<Option<Keeper>>,
+    /// Turns for statements that look for many documents.
+    looking: Arc<Semaphore>,
     recovery: open::Report,
 }
 
@@ -148,6 +151,7 @@ impl Engine {
             closing: AtomicBool::new(false),
             sequencer: Mutex::new(Some(thread)),
             keeper: Mutex::new(None),
+            looking: Arc::new(Semaphore::new(LOOKING_MAX)),
             recovery: opened.report,
         });
         let engine = Engine(inner);
@@ -212,6 +216,13 @@ impl Engine {
             }
         }
         let is_small = is_small(&write);
+        let write = match is_small {
+            true => write,
+            false => match multi::write(self, &self.0.looking, write).await {
+                Ok(reply) => return Ok(reply),
+                Err(write) => write?,
+            },
+        };
         self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
     }
 
@@ -277,7 +288,7 @@ impl Engine {
         self.0.epoch
     }
 
-    async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
+    pub(crate) async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
         self.ask_soon(false, request).await
     }
 

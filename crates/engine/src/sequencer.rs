@@ -28,6 +28,7 @@ use crate::event::{Event, Uuid, key_of};
 use crate::feed::Feed;
 use crate::limits::Memory;
 use crate::log::{CommitError, CommitLog};
+use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::state::{State, describe};
@@ -56,6 +57,8 @@ pub enum Request {
     Write(Box<Write>, oneshot::Sender<Result<WriteReply>>),
     /// Change one document and return it.
     FindAndModify(Box<FindAndModify>, oneshot::Sender<Found>),
+    /// Carry out a part of a statement.
+    Portion(Box<Portion>, oneshot::Sender<PortionDone>),
     /// Change collections or indexes.
     Define(Box<Definition>, Ack, oneshot::Sender<Result<DefinitionReply>>),
     /// Delete documents that a TTL index says are over; answers how many went.
@@ -131,10 +134,14 @@ impl Batch {
 /// What a `findAndModify` comes to.
 type Found = Result<FindAndModifyReply, WriteError>;
 
+/// What a part of a statement comes to, and the log's time after it.
+type PortionDone = Result<(Outcome, Timestamp), WriteError>;
+
 /// An answer that waits for its acknowledgement level.
 pub enum Reply {
     Write(oneshot::Sender<Result<WriteReply>>, Result<WriteReply>),
     FindAndModify(oneshot::Sender<Found>, Found),
+    Portion(oneshot::Sender<PortionDone>, PortionDone),
     Define(oneshot::Sender<Result<DefinitionReply>>, Result<DefinitionReply>),
     Sync(oneshot::Sender<Result<()>>),
     Expired(oneshot::Sender<usize>, usize),
@@ -159,6 +166,8 @@ impl Reply {
             (Reply::Write(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
             (Reply::FindAndModify(to, reply), None) => drop(to.send(reply)),
             (Reply::FindAndModify(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
+            (Reply::Portion(to, reply), None) => drop(to.send(reply)),
+            (Reply::Portion(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
             (Reply::Define(to, reply), None) => drop(to.send(reply)),
             (Reply::Define(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
             (Reply::Sync(to), failure) => drop(to.send(failure.cloned().map_or(Ok(()), Err))),
@@ -386,6 +395,10 @@ impl Sequencer {
                 let ack = command.ack;
                 let reply = self.find_and_modify(*command, batch);
                 batch.replies.push((ack, Reply::FindAndModify(to, reply)));
+            }
+            Request::Portion(portion, to) => {
+                let done = statement::portion(self, &portion, batch).map(|done| (done, self.state.at()));
+                batch.replies.push((portion.ack, Reply::Portion(to, done)));
             }
             Request::Define(definition, ack, to) => {
                 let reply = definition::carry_out(self, *definition, batch);
@@ -656,7 +669,7 @@ impl Sequencer {
 }
 
 /// Whether an error is an interrupt's answer, which concerns the whole command.
-fn is_interruption(error: &Error) -> bool {
+pub(crate) fn is_interruption(error: &Error) -> bool {
     [code::MAX_TIME_MS_EXPIRED, code::INTERRUPTED].contains(&error.code)
 }
 

@@ -5,11 +5,13 @@
 
 use crate::collection::{Collection, CollectionInfo};
 use crate::command::{
-    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, UpdateStatement, WriteError,
+    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, Statement, UpdateStatement,
+    WriteError,
 };
 use crate::effects::{CollectionNumber, Effect, RecordNumber};
 use crate::event::key_of;
 use crate::index::record_of;
+use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::scan;
 use crate::sequencer::{Batch, Sequencer};
@@ -287,6 +289,53 @@ pub fn delete(
         }
     }
     Ok(Outcome::Deleted { count })
+}
+
+/// Carries out a part of a statement that concerns many documents: what of it is still there and still matches.
+pub fn portion(seq: &mut Sequencer, portion: &Portion, batch: &mut Batch) -> Result<Outcome, WriteError> {
+    let interrupt = portion.interrupt.as_ref();
+    if let Some(interrupt) = interrupt {
+        interrupt.check()?; // it may have waited for long
+    }
+    let (ns, filter) = match &*portion.statement {
+        Statement::Update(update) => (&update.ns, &update.filter),
+        Statement::Delete(delete) => (&delete.ns, &delete.filter),
+        Statement::Insert { .. } | Statement::Refused(_) => {
+            return Err(Error::new(code::INTERNAL_ERROR, "this statement has no parts").into());
+        }
+    };
+    let (mut matched, mut modified) = (0, 0);
+    for record in portion.records.iter().copied() {
+        let there = seq.state.collection(ns).filter(|there| there.info.number == portion.collection);
+        let Some((info, doc)) =
+            there.and_then(|there| Some((there.info.clone(), there.get(record)?.clone())))
+        else {
+            continue; // somebody else has removed it
+        };
+        let mut positional = None;
+        if !during(interrupt, || filter.matches_positional(doc.raw(), &mut positional))? {
+            continue;
+        }
+        matched += 1;
+        let hit = Hit { record, doc, positional };
+        match &*portion.statement {
+            Statement::Update(statement) => {
+                let change = during(interrupt, || {
+                    change(seq, ns, &hit, &statement.update, portion.bypass_validation)
+                })?;
+                if let Some(change) = change {
+                    change.carry_out(seq, batch)?;
+                    modified += 1;
+                }
+            }
+            _ => seq.remove(&info, record, &hit.doc, batch)?,
+        }
+        seq.make_room(batch)?;
+    }
+    Ok(match &*portion.statement {
+        Statement::Update(_) => Outcome::Updated { matched, modified, upserted: None },
+        _ => Outcome::Deleted { count: matched },
+    })
 }
 
 /// Changes or removes one document and returns it. The document to return is made before anything is changed: an
