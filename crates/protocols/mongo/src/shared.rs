@@ -16,8 +16,9 @@ use tokio::sync::{Notify, Semaphore};
 
 /// How often idle sessions and cursors are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
-/// Most long reads at one time; more wait for their turn.
-const HEAVY_READS_MAX: usize = 4;
+/// Most long reads at one time; more wait for their turn. More than there are processors, so that a few endless ones
+/// do not keep those from their turn that are soon done.
+pub const HEAVY_READS_MAX: usize = 16;
 
 /// The state behind all connections of this protocol.
 pub struct Shared {
