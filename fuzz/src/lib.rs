@@ -1,7 +1,7 @@
 //! Documents out of a fuzzer's bytes: well-formed BSON whose names and values are the ones decoders look for.
 //!
-//! Raw bytes rarely get past the length checks, so only the targets `bson`, `frame`, `effects` and `segment` use
-//! them; the others read what is made here.
+//! Raw bytes rarely get past the length checks, so only the targets `bson`, `frame` and `effects` use
+//! them, and `segment` and `checkpoint` as changes of a whole file; the others read what is made here.
 #![forbid(unsafe_code)]
 
 use arbitrary::{Result, Unstructured};

@@ -3,6 +3,7 @@
 
 use arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
+use rockdove_documents::diff::UpdateDescription;
 use rockdove_documents::update::{Update, UpdateOptions};
 use rockdove_documents::{ToValue, Value, check, diff};
 use rockdove_fuzz::{PLAIN, Words, array, document};
@@ -66,8 +67,9 @@ fn run(data: &[u8]) -> arbitrary::Result<()> {
         if let Ok(applied) = update.apply(old.raw(), Some(0), is_insert) {
             let sound = check(applied.doc.bytes());
             assert!(sound.is_ok(), "{sound:?}: {old:?} by {single:?} or {stages:?}");
-            if let Some(changes) = diff::diff(old.raw(), applied.doc.raw()) {
-                let again = diff::apply(old.raw(), &changes).expect("a description can be carried out");
+            if let Some(changes) = &applied.description {
+                let read = UpdateDescription::from_doc(changes.to_doc().raw()).expect("as the log has it");
+                let again = diff::apply(old.raw(), &read).expect("a description can be carried out");
                 assert_eq!(again, applied.doc, "{old:?} {changes:?}");
             }
         }

@@ -3,7 +3,8 @@
 //! The client is [`Raw`]: a driver's own work would hide what differs, and not every peer takes every driver.
 
 use crate::message::message;
-use crate::raw::{Raw, cursor, frame};
+use crate::quantile::median;
+use crate::raw::{Raw, cursor, first_host, frame};
 use crate::report::{Report, Target};
 use anyhow::{Context, Result, ensure};
 use rockdove_documents::{Doc, DocBuilder, doc};
@@ -44,7 +45,7 @@ pub fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
             own.push(ours.median(exchange, exchanges)?);
             other.push(theirs.median(exchange, exchanges)?);
         }
-        let (own, other) = (middle(own), middle(other));
+        let (own, other) = (median(own), median(other));
         report.add(format!("{name}: p50 ours"), own * 1e6, "us", Target::None);
         report.add(format!("{name}: p50 theirs"), other * 1e6, "us", Target::None);
         report.add(format!("{name}: p50 ours / theirs"), own / other, "x", Target::AtMost(limit));
@@ -62,7 +63,7 @@ struct Peer {
 
 impl Peer {
     fn connect(uri: &str) -> Result<Peer> {
-        let address = address(uri)?;
+        let address = resolve(uri)?;
         let mut connection = greet(address).with_context(|| format!("the server at {uri}"))?;
         // A database that is not there may be an error, by the protocol; what must not stay is told by the inserts.
         connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE }))?;
@@ -138,7 +139,7 @@ impl Peer {
                 times.push(spent.as_secs_f64());
             }
         }
-        Ok(middle(times))
+        Ok(median(times))
     }
 
     /// Carries out a command; from its first byte sent to the last of the reply received.
@@ -201,16 +202,8 @@ fn insert(document: &Doc) -> Doc {
     insert.finish()
 }
 
-/// The address of `HOST:PORT` or of the first host of a MongoDB connection string.
-fn address(uri: &str) -> Result<SocketAddr> {
-    let hosts = uri.strip_prefix("mongodb://").unwrap_or(uri);
-    let host = hosts.split(['/', ',', '?']).next().unwrap_or_default();
-    let host = if host.contains(':') { host.to_owned() } else { format!("{host}:27017") };
+fn resolve(uri: &str) -> Result<SocketAddr> {
+    let host = first_host(uri);
     let mut found = host.to_socket_addrs().with_context(|| format!("the host of {uri}"))?;
     found.next().with_context(|| format!("{host} has no address"))
-}
-
-fn middle(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }

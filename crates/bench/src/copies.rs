@@ -4,13 +4,14 @@
 //! documents that it hands out. A copy that changes no address does not exist, and one that is made on the way
 //! shows where the bytes end up. What the operating system copies at a socket or a file is not counted.
 
+use crate::raw::{frame, frame_length};
 use crate::report::{Report, Target};
 use anyhow::{Context as _, Result, ensure};
 use rockdove_documents::{Doc, DocBuilder, RawDoc, Scanned, Value, doc};
 use rockdove_engine::{
     ChangeStream, Engine, EventPipeline, Namespace, Options, Scope, StartAt, View, copied_into_log,
 };
-use rockdove_mongo::codec::{self, Flags};
+use rockdove_mongo::codec;
 use rockdove_mongo::connection::serve;
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
@@ -62,6 +63,10 @@ struct All;
 impl EventPipeline for All {
     fn apply(&self, event: &Scanned<'_>) -> rockdove_documents::Result<Option<Doc>> {
         Ok(Some(event.doc().clone()))
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
     }
 }
 
@@ -253,13 +258,10 @@ impl Client {
     }
 
     async fn ask(&mut self, command: &Doc) -> Result<Exchange> {
-        let mut bytes = Vec::new();
-        codec::encode_msg(&mut bytes, 1, 0, Flags::NONE, command.bytes());
-        self.stream.write_all(&bytes).await?;
-        let mut head = [0; 21]; // the message's head, its flags and the kind of its first section
+        self.stream.write_all(&frame(command)).await?;
+        let mut head = [0; codec::MSG_HEAD_BYTES];
         self.stream.read_exact(&mut head).await?;
-        let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let mut body = vec![0; length.checked_sub(head.len()).context("a short reply")?];
+        let mut body = vec![0; frame_length(&head)?.checked_sub(head.len()).context("a short reply")?];
         self.stream.read_exact(&mut body).await?;
         let reply = Doc::new(body.into())?;
         ensure!(reply.get("ok") == Some(Value::Double(1.0)), "{reply:?}");

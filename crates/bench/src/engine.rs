@@ -1,6 +1,7 @@
 //! The engine alone, in process: what an insert costs, in time and memory, and how that changes with size.
 
 use crate::message::{indexes, message};
+use crate::quantile::quantile;
 use crate::report::{Report, Target};
 use anyhow::{Result, ensure};
 use rockdove_engine::{Ack, Definition, Engine, Namespace, Options, Statement, SyncPolicy, Write};
@@ -18,6 +19,7 @@ const IN_FLIGHT: usize = 4;
 /// The rate is inserts for a second of processor time of the whole process (all threads, the system's share
 /// included, making the messages excluded): what one core does, however busy the machine is.
 pub async fn inserts(count: u64) -> Result<Report> {
+    ensure!(count > 0, "nothing to measure");
     let dir = tempfile::tempdir()?;
     let options = Options { sync: SyncPolicy::Never, ..Options::stored_in(dir.path()) };
     let engine = tokio::task::spawn_blocking(move || Engine::open(options)).await??;
@@ -40,6 +42,7 @@ pub async fn inserts(count: u64) -> Result<Report> {
     // What seven in eight chunks of a quarter of the run exceed: a checkpoint, which the rate above includes, slows
     // down all chunks beside it, up to half a quarter, the later the more and the rarer.
     let quarter = (chunks.len() / 4).max(1);
+    let low = |chunks: &[f64]| quantile(chunks.to_vec(), 0.125);
     let (early, late) = (low(&chunks[..quarter]), low(&chunks[chunks.len() - quarter..]));
     report.add(
         "engine: cost of an insert at the end / at the beginning",
@@ -50,13 +53,6 @@ pub async fn inserts(count: u64) -> Result<Report> {
     memory(&engine, &ns, &mut report)?;
     engine.close().await.map_err(anyhow::Error::msg)?;
     Ok(report)
-}
-
-/// The value that one in eight is below.
-fn low(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 8]
 }
 
 /// Inserts messages `from..upto`; returns the processor seconds it took.
@@ -74,8 +70,14 @@ async fn insert(engine: &Engine, ns: &Namespace, from: u64, upto: u64) -> Result
         if under_way.len() < IN_FLIGHT
             && let Some(statements) = batches.pop_front()
         {
-            let write =
-                Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false };
+            let write = Write {
+                statements,
+                ordered: true,
+                retry: None,
+                ack: Ack::Written,
+                bypass_validation: false,
+                interrupt: None,
+            };
             let engine = engine.clone();
             under_way.push_back(tokio::spawn(async move { engine.write(write).await }));
             continue;

@@ -8,11 +8,13 @@ pub mod chart;
 pub mod compare;
 pub mod copies;
 pub mod engine;
+pub mod log;
 pub mod raw;
 pub mod report;
 pub mod streams;
 pub mod wire;
 
 mod message;
+mod quantile;
 
 pub use report::{Figure, Report};

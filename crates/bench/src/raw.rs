@@ -4,20 +4,15 @@
 //! What it measures is the server and the socket, not a driver or a runtime; and it asks no more of a peer than the
 //! protocol.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rockdove_documents::{Doc, Value};
+use rockdove_mongo::codec::{self, Flags, Header, MESSAGE_BYTES_MAX, MSG_HEAD_BYTES};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// No reply takes longer than this, unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The longest message of the protocol.
-const MESSAGE_BYTES_MAX: usize = 48_000_000 + 16 * 1024;
-/// Length, request, response, kind.
-const HEADER_BYTES: usize = 16;
-/// The number of `OP_MSG`.
-const OP_MSG: u32 = 2013;
 
 /// A connection.
 pub struct Raw {
@@ -42,18 +37,15 @@ impl Raw {
 
     /// Receives a frame and keeps it.
     pub fn receive(&mut self) -> Result<()> {
-        let mut head = [0; 4];
-        self.stream.read_exact(&mut head).context("waiting for a reply")?;
-        let length = u32::from_le_bytes(head) as usize;
-        ensure!((HEADER_BYTES..=MESSAGE_BYTES_MAX).contains(&length), "a frame of {length} bytes");
-        self.reply.resize(length - head.len(), 0);
-        self.stream.read_exact(&mut self.reply).context("reading a reply")
+        self.reply.resize(Header::SIZE, 0);
+        self.stream.read_exact(&mut self.reply).context("waiting for a reply")?;
+        self.reply.resize(frame_length(&self.reply)?, 0);
+        self.stream.read_exact(&mut self.reply[Header::SIZE..]).context("reading a reply")
     }
 
     /// The document of the frame received last.
     pub fn document(&self) -> Result<Doc> {
-        const BODY: usize = HEADER_BYTES - 4 + 4 + 1; // the length was read before; flags; kind of section
-        let bytes = self.reply.get(BODY..).context("a reply without a document")?;
+        let bytes = self.reply.get(MSG_HEAD_BYTES..).context("a reply without a document")?;
         let length = bytes.first_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
         let bytes = bytes.get(..length).context("a reply cut short")?;
         Ok(Doc::new(bytes.to_vec().into())?)
@@ -92,12 +84,49 @@ pub fn cursor(reply: &Doc) -> Result<(i64, Vec<Doc>)> {
 
 /// An `OP_MSG` frame with one document.
 pub fn frame(command: &Doc) -> Vec<u8> {
-    let length = HEADER_BYTES + 4 + 1 + command.bytes().len();
-    let mut out = Vec::with_capacity(length);
-    for word in [length as u32, 1, 0, OP_MSG, 0] {
-        out.extend_from_slice(&word.to_le_bytes());
-    }
-    out.push(0);
-    out.extend_from_slice(command.bytes());
+    let mut out = Vec::new();
+    codec::encode_msg(&mut out, 1, 0, Flags::NONE, command.bytes());
     out
+}
+
+/// The length of the frame that begins with these bytes, its header included.
+pub fn frame_length(bytes: &[u8]) -> Result<usize> {
+    let header = Header::decode(bytes).context("no header")?;
+    let length = usize::try_from(header.length).ok();
+    let length = length.filter(|length| (Header::SIZE..=MESSAGE_BYTES_MAX).contains(length));
+    length.with_context(|| format!("a frame of {} bytes", header.length))
+}
+
+/// `HOST:PORT` of the first host of a MongoDB connection string, or of what is written in its place.
+pub fn first_host(uri: &str) -> String {
+    let hosts = uri.strip_prefix("mongodb://").unwrap_or(uri);
+    let host = hosts.split(['/', ',', '?']).next().unwrap_or_default();
+    if host.contains(':') { host.to_owned() } else { format!("{host}:27017") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_host_counts() {
+        for (uri, host) in [
+            ("mongodb://a:1,b:2/db?x=y", "a:1"),
+            ("mongodb://a/?x=y", "a:27017"),
+            ("a", "a:27017"),
+            ("a:5", "a:5"),
+        ] {
+            assert_eq!(first_host(uri), host, "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_frame_has_a_length_of_the_protocol() {
+        let header = |length| Header { length, request_id: 1, response_to: 0, op_code: 0 }.encode();
+        assert_eq!(frame_length(&header(16)).unwrap(), 16);
+        for wrong in [-1, 0, 15, MESSAGE_BYTES_MAX as i32 + 1] {
+            assert!(frame_length(&header(wrong)).is_err(), "{wrong}");
+        }
+        assert!(frame_length(&header(16)[..15]).is_err());
+    }
 }

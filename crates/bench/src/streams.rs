@@ -3,7 +3,7 @@
 use crate::engine::cpu_time;
 use crate::message::message;
 use crate::report::{Report, Target};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use rockdove_documents::filter::{Alternatives, Filter, FilterOptions};
 use rockdove_documents::{Doc, Scanned, doc};
@@ -23,6 +23,10 @@ impl EventPipeline for Match {
 
     fn needs(&self) -> Vec<Alternatives<'_>> {
         self.0.needs()
+    }
+
+    fn is_cheap(&self) -> bool {
+        self.0.is_cheap()
     }
 }
 
@@ -61,6 +65,7 @@ impl Conditions {
 
 /// Measures inserts beside `count` streams of which none matches.
 pub async fn none_matching(count: usize, inserts: u64) -> Result<Report> {
+    ensure!(count > 0 && inserts > 0, "nothing to measure");
     let mut report = Report::default();
     let without = cost(0, Conditions::Nodes, inserts).await?;
     for (conditions, name) in
@@ -94,8 +99,14 @@ async fn cost(streams: usize, conditions: Conditions, inserts: u64) -> Result<f6
     let before = cpu_time()?;
     for n in 0..inserts {
         let statements = vec![Statement::Insert { ns: ns.clone(), doc: message(n) }];
-        let write =
-            Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        };
         engine.write(write).await?;
     }
     // A stream is up to date when its token says so: only then all have looked at everything.

@@ -1,9 +1,10 @@
 //! The server over a socket against a bare TCP echo on the same runtime: what the protocol and the engine add.
 
 use crate::message::message;
+use crate::quantile::median;
 use crate::raw::{Raw, frame};
 use crate::report::{Report, Target};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use rockdove_documents::{DocBuilder, doc};
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -15,6 +16,7 @@ const WARM_UP: usize = 2000;
 
 /// Measures `ping` and `insert` on the server at `address` against an echo of frames of the same sizes.
 pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Report> {
+    ensure!(exchanges > 0, "nothing to measure");
     let echo = start_echo().await?;
     let ping = frame(&doc! { "ping": 1, "$db": "admin" });
     let insert = |n: u64| {
@@ -29,14 +31,13 @@ pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Repor
         let mut ratios = Vec::new();
         for round in 0..3u64 {
             let offset = round * 1_000_000;
-            let bare = median(echo, exchanges, |n| make(n + offset))?;
-            let ours = median(address, exchanges, |n| make(n + offset))?;
+            let bare = exchange(echo, exchanges, |n| make(n + offset))?;
+            let ours = exchange(address, exchanges, |n| make(n + offset))?;
             ratios.push(ours / bare);
         }
-        ratios.sort_by(f64::total_cmp);
         report.add(
             format!("wire: p50 of {name} / TCP echo of the same size"),
-            ratios[1],
+            median(ratios),
             "x",
             Target::AtMost(limit),
         );
@@ -45,7 +46,7 @@ pub async fn against_echo(address: SocketAddr, exchanges: usize) -> Result<Repor
 }
 
 /// Median seconds of one exchange.
-fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
+fn exchange(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) -> Result<f64> {
     let mut connection = Raw::connect(address)?;
     let mut times = Vec::with_capacity(exchanges);
     for n in 0..WARM_UP + exchanges {
@@ -57,8 +58,7 @@ fn median(address: SocketAddr, exchanges: usize, make: impl Fn(u64) -> Vec<u8>) 
             times.push(started.elapsed().as_secs_f64());
         }
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(median(times))
 }
 
 /// Sends every frame back as it came.

@@ -7,6 +7,8 @@ mod bench;
 mod connection;
 mod doctor;
 mod exit;
+mod follow;
+mod log;
 mod logging;
 mod migrate;
 mod output;
@@ -18,6 +20,7 @@ mod serve;
 mod signals;
 mod sub;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 use exit::Exit;
 use std::process::ExitCode;
@@ -44,33 +47,41 @@ enum Command {
     Reply(reply::Args),
     Doctor(doctor::Args),
     Migrate(migrate::Args),
+    Log(log::Log),
     /// Measure what things cost, as ratios
     Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
-    let result = match command {
-        Command::Serve(serve) => return serve.run(),
-        Command::Bench(bench) => return bench.run(),
-        Command::Pub(args) => tool(pub_::run(args)),
-        Command::Sub(args) => tool(sub::run(args)),
-        Command::Request(args) => tool(request::run(args)),
-        Command::Reply(args) => tool(reply::run(args)),
-        Command::Doctor(args) => tool(doctor::run(args)),
-        Command::Migrate(args) => tool(migrate::run(args)),
-    };
-    match result {
+    match run(Cli::parse().command) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("rockdove: {error:#}");
-            exit::code_of(&error)
+            let code = exit::code_of(&error);
+            if code != ExitCode::SUCCESS {
+                eprintln!("rockdove: {}", exit::one_line(&error));
+            }
+            code
         }
     }
 }
 
-/// Runs one of the messaging tools, quietly: only warnings are logged.
-fn tool(run: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
-    logging::init("warn");
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run)
+fn run(command: Command) -> anyhow::Result<Exit> {
+    match &command {
+        Command::Serve(serve) => logging::init(serve.log_filter())?,
+        _ => logging::init_or("warn")?, // tools are quiet
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(async {
+        match command {
+            Command::Log(args) => log::run(args),
+            Command::Serve(serve) => serve.run().await,
+            Command::Bench(bench) => bench.run().await,
+            Command::Pub(args) => pub_::run(args).await,
+            Command::Sub(args) => sub::run(args).await,
+            Command::Request(args) => request::run(args).await,
+            Command::Reply(args) => reply::run(args).await,
+            Command::Doctor(args) => doctor::run(args).await,
+            Command::Migrate(args) => migrate::run(args).await,
+        }
+    })
 }

@@ -1,28 +1,30 @@
 //! `rockdove reply`: answer requests with a text, or with what a command prints.
 
-use crate::connection::{Connection, duration};
+use crate::connection::Connection;
 use crate::exit::{self, Exit};
-use crate::{output, signals, sub};
+use crate::follow::{Limits, follow};
+use crate::{output, payload};
 use anyhow::Context;
 use bson::Bson;
 use clap::Parser;
-use rockdove::{Bus, Incomer, Message, Reject};
+use rockdove::{Bus, BusBuilder, Incomer, Message, Reject};
 use std::process::Stdio;
-use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::Instant;
 
 const EXAMPLES: &str = "\
 Examples:
   rockdove reply ping --text pong
+  rockdove reply stock.wanted --payload '{\"left\": 7}'
   rockdove reply stock.wanted --exec ./stock.sh
   rockdove reply echo --exec cat
   rockdove reply invoice.wanted --text ok --count 1 --timeout 1m
 
-The command gets the payload on standard input (JSON for key-value and list payloads) and the request's topic,
-sender and id in ROCKDOVE_TOPIC, ROCKDOVE_SENDER and ROCKDOVE_ID. What it prints is the answer's `value`. If it
-fails, the request is rejected and its sender told so. Requests are answered one after the other and printed.";
+--text answers with that text as it is, --payload with key-values, a list or a text, as `pub` sends them.
+
+The command of --exec gets the payload on standard input (JSON for key-value and list payloads) and the request's \
+topic, sender and id in ROCKDOVE_TOPIC, ROCKDOVE_SENDER and ROCKDOVE_ID. What it prints is the answer's text. \
+If it fails, the request is rejected and its sender told so. Requests are answered one after the other and printed.";
 
 /// Answer requests
 #[derive(Parser, Debug)]
@@ -30,18 +32,17 @@ fails, the request is rejected and its sender told so. Requests are answered one
 pub struct Args {
     /// Topic of the requests
     topic: String,
-    /// The answer's `value`
-    #[arg(long, value_name = "TEXT", required_unless_present = "exec", conflicts_with = "exec")]
+    /// Answer with this text
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["exec", "payload"], conflicts_with_all = ["exec", "payload"])]
     text: Option<String>,
+    /// Answer with this payload: JSON or text
+    #[arg(long, conflicts_with = "exec")]
+    payload: Option<String>,
     /// The command that prints the answer, and its arguments; takes the rest of the line
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
     exec: Vec<String>,
-    /// End after this many requests
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-    /// End when this time is over; with --count that is a failure
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    limits: Limits,
     /// Print each request as one line of extended JSON
     #[arg(long)]
     json: bool,
@@ -51,47 +52,34 @@ pub struct Args {
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
-    let bus = args.connection.bus().sequential().connect().await?;
+    if let Some(payload) = &args.payload {
+        payload::apply(Message::new(""), payload)?; // a mistake is told before anything is answered
+    }
+    let bus = args.connection.connect(args.limits.timeout, BusBuilder::sequential).await?;
     let result = serve(&bus, &args).await;
     bus.shutdown().await;
     result
 }
 
 async fn serve(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
-    let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
     let mut requests = bus.listen(args.topic.clone(), 1).await?;
-    let mut ended = std::pin::pin!(signals::ended());
-    let mut left = args.count;
-    while left != Some(0) {
-        tokio::select! {
-            request = requests.next() => {
-                let Some(request) = request else { return Ok(Exit::Done) };
-                tokio::select! {
-                    done = answer(request, args) => done?,
-                    exit = &mut ended => return Ok(exit?),
-                }
-                left = left.map(|left| left - 1);
-            }
-            () = sub::until(deadline) => return Ok(if left.is_some() { Exit::TimedOut } else { Exit::Done }),
-            exit = &mut ended => return Ok(exit?),
-        }
-    }
-    Ok(Exit::Done)
+    follow(&args.limits, async || requests.next().await, async |request| answer(request, args).await).await
 }
 
 async fn answer(request: Incomer, args: &Args) -> anyhow::Result<()> {
     output::print(&request, args.json)?;
-    let text = match &args.text {
-        Some(text) => Ok(text.clone()),
-        None => execute(&args.exec, &request).await,
+    let answer = request.derive_answer();
+    let answer = match (&args.text, &args.payload) {
+        (Some(text), _) => Ok(answer.value(text.clone())),
+        (None, Some(payload)) => payload::apply(Message { value: None, ..answer }, payload),
+        (None, None) => execute(&args.exec, &request).await.map(|text| answer.value(text)),
     };
-    match text {
-        Ok(text) => {
-            let answer = request.derive_answer().value(text);
+    match answer {
+        Ok(answer) => {
             request.answer(answer);
         }
         Err(error) => {
-            eprintln!("rockdove: {error:#}");
+            eprintln!("rockdove: {}", exit::one_line(&error));
             request.reject(Reject::new(error.to_string()).continue_processing().send_answer());
         }
     }

@@ -1,12 +1,11 @@
 //! `rockdove sub`: print messages as they come.
 
-use crate::connection::{Connection, duration};
+use crate::connection::Connection;
 use crate::exit::{self, Exit};
-use crate::{output, signals};
+use crate::follow::{Limits, follow};
+use crate::output;
 use clap::Parser;
-use rockdove::{Bus, Incoming};
-use std::time::Duration;
-use tokio::time::Instant;
+use rockdove::{Bus, BusBuilder, Incomer, Incoming};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -14,8 +13,11 @@ Examples:
   rockdove sub orders.created --json | jq .map_value
   rockdove sub invoice.done --count 1 --timeout 30s
 
-An exclusive message goes to one node: subscribing takes it away from others. A message counts as processed
-when its line is written.";
+Output: topic TAB sender TAB payload, a line for each message; with --json the whole message. \
+What a terminal would act on is escaped.
+
+An exclusive message goes to one node: subscribing takes it away from others. \
+A message counts as processed when its line is written.";
 
 /// Print messages as they come, earlier ones first
 #[derive(Parser, Debug)]
@@ -24,12 +26,8 @@ pub struct Args {
     /// Topics to listen to
     #[arg(required = true, value_name = "TOPIC")]
     topics: Vec<String>,
-    /// End after this many messages
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-    /// End when this time is over; with --count that is a failure
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    limits: Limits,
     /// Print each message as one line of extended JSON
     #[arg(long)]
     json: bool,
@@ -39,14 +37,13 @@ pub struct Args {
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
-    let bus = args.connection.bus().sequential().connect().await?;
-    let result = follow(&bus, &args).await;
+    let bus = args.connection.connect(args.limits.timeout, BusBuilder::sequential).await?;
+    let result = print(&bus, &args).await;
     bus.shutdown().await;
     result
 }
 
-async fn follow(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
-    let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
+async fn print(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
     let mut topics = args.topics.clone();
     topics.sort_unstable();
     topics.dedup();
@@ -54,33 +51,16 @@ async fn follow(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
     for topic in topics {
         streams.push(bus.listen(topic, 1).await?);
     }
-    let mut ended = std::pin::pin!(signals::ended());
-    let mut left = args.count;
-    while left != Some(0) {
-        tokio::select! {
-            message = next(&mut streams) => {
-                let Some(message) = message else { return Ok(Exit::Done) };
-                output::print(&message, args.json)?;
-                message.done();
-                left = left.map(|left| left - 1);
-            }
-            () = until(deadline) => return Ok(if left.is_some() { Exit::TimedOut } else { Exit::Done }),
-            exit = &mut ended => return Ok(exit?),
-        }
-    }
-    Ok(Exit::Done)
+    let each = async |message: Incomer| {
+        output::print(&message, args.json)?;
+        message.done();
+        Ok(())
+    };
+    follow(&args.limits, async || next(&mut streams).await, each).await
 }
 
 /// The next message of any stream; the bus is sequential, so at most one is waiting.
-async fn next(streams: &mut [Incoming]) -> Option<rockdove::Incomer> {
+async fn next(streams: &mut [Incoming]) -> Option<Incomer> {
     let nexts = streams.iter_mut().map(|stream| Box::pin(stream.next()));
     futures_util::future::select_all(nexts).await.0
-}
-
-/// Sleeps until the deadline; for ever without one.
-pub async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
 }

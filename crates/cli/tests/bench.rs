@@ -1,4 +1,4 @@
-//! `rockdove bench bus`: that it measures, writes and compares; never how fast.
+//! `rockdove bench`: that it measures, writes, compares and refuses; never how fast.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -58,7 +58,7 @@ fn two_targets_are_measured_in_turns_written_and_compared() {
     }
     let page = std::fs::read_to_string(&html).expect("a page");
     assert!(page.contains("<svg") && page.contains("</html>"));
-    let table = rockdove(&["bench", "bus", "compare", &json, &json]);
+    let table = rockdove(&["bench", "bus-compare", &json, &json]);
     assert!(String::from_utf8_lossy(&table.stdout).contains("| b | 50/s | lost | 0.0 | 0.0 | - |"));
 }
 
@@ -89,4 +89,68 @@ fn exclusive_messages_are_taken_once_in_every_layout() {
         assert_eq!((step["sent"].as_u64(), step["received"].as_u64()), (Some(50), Some(50)), "{layout}");
         assert_eq!((step["lost"].as_u64(), step["duplicates"].as_u64()), (Some(0), Some(0)), "{layout}");
     }
+}
+
+#[test]
+fn numbers_that_cannot_be_measured_are_wrong_usage() {
+    for arguments in [
+        &["bus", "ramp", "--until", "inf"][..],
+        &["bus", "ramp", "1:1:1e30"],
+        &["bus", "latency", "--seconds", "1e30"],
+        &["bus", "latency", "--seconds", "0"],
+        &["bus", "one-way", "--rate", "NaN"],
+        &["bus", "max", "--size", "4000000000"],
+        &["micro", "--stored", "0"],
+        &["micro", "--exchanges", "0"],
+        &["micro", "--streams", "0"],
+        &["log", "--rate", "0"],
+        &["log", "--size", "0"],
+        &["log", "--runs", "0"],
+        &["compare", "--ours", "a", "--theirs", "b", "--exchanges", "0"],
+    ] {
+        let command = Command::new(env!("CARGO_BIN_EXE_rockdove")).arg("bench").args(arguments).output();
+        let output = command.expect("rockdove starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
+fn a_wrong_log_filter_is_told_by_every_command() {
+    for arguments in
+        [&["serve", "--memory", "--listen", "127.0.0.1:0"][..], &["bench", "bus-compare", "a", "b"]]
+    {
+        let command = Command::new(env!("CARGO_BIN_EXE_rockdove"))
+            .args(arguments)
+            .env("ROCKDOVE_LOG", "rockdove=loud")
+            .output();
+        let output = command.expect("rockdove starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {told}");
+        assert!(told.contains("ROCKDOVE_LOG") && told.contains("rockdove=loud"), "{told}");
+    }
+}
+
+#[test]
+fn without_receivers_the_accepted_messages_count() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let json = dir.path().join("a.json");
+    rockdove(&[
+        "bench",
+        "bus",
+        "bulk",
+        "--batch",
+        "10",
+        "--seconds",
+        "0.3",
+        "--warm-up",
+        "100ms",
+        "--receivers",
+        "0",
+        "--json",
+        json.to_str().expect("a name"),
+    ]);
+    let step = &records(&json)[1];
+    assert!(step["achieved"].as_f64() > Some(0.0) && step["lost"].as_u64() == Some(0), "{step}");
+    assert_eq!(step["sent"], step["done"]);
 }

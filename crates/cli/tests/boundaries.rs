@@ -12,8 +12,18 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("protocols/mongo", &["rockdove-documents", "rockdove-engine"]),
     ("client", &["rockdove-documents", "rockdove-engine", "rockdove-messages"]),
     ("server", &["rockdove-engine", "rockdove-mongo"]),
-    ("bench", &["rockdove", "rockdove-documents", "rockdove-engine", "rockdove-mongo", "rockdove-server"]),
-    ("cli", &["rockdove", "rockdove-bench", "rockdove-documents", "rockdove-messages", "rockdove-server"]),
+    ("bench", &["rockdove", "rockdove-documents", "rockdove-engine", "rockdove-journal", "rockdove-mongo"]),
+    (
+        "cli",
+        &[
+            "rockdove",
+            "rockdove-bench",
+            "rockdove-documents",
+            "rockdove-journal",
+            "rockdove-messages",
+            "rockdove-server",
+        ],
+    ),
 ];
 
 #[test]

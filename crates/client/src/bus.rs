@@ -313,6 +313,7 @@ pub struct BusBuilder {
     database: Option<String>,
     settings: Settings,
     send_only: bool,
+    reach: Option<Duration>,
     rejection: Option<Box<RejectionHandler>>,
     clock: Option<Box<WallClock>>,
 }
@@ -324,6 +325,7 @@ impl BusBuilder {
             database: None,
             settings: Settings::default(),
             send_only: false,
+            reach: None,
             rejection: None,
             clock: None,
         }
@@ -378,6 +380,13 @@ impl BusBuilder {
         self
     }
 
+    /// Connecting fails when no server has answered within `limit`, and after two seconds if all refuse: for programs
+    /// that somebody waits for. It concerns addresses, not back ends of the application's choice.
+    pub fn reach_within(mut self, limit: Duration) -> Self {
+        self.reach = Some(limit);
+        self
+    }
+
     /// Decides about every message a listener of this bus rejects, in place of the default: no answer is sent, and
     /// the flags of the [`Reject`] count only if the handler heeds them. Should it panic, the message is given back.
     pub fn on_rejection<H, F>(mut self, handler: H) -> Self
@@ -407,7 +416,11 @@ impl BusBuilder {
             Target::Backend(backend) => backend,
             Target::Uri(uri) => {
                 let backend = DriverBackend::connect(&uri, self.database.as_deref(), APP_NAME).await;
-                Arc::new(backend.map_err(ConnectError::Address)?)
+                let backend = backend.map_err(ConnectError::Address)?;
+                if let Some(limit) = self.reach {
+                    backend.reach(limit).await.map_err(ConnectError::Unreachable)?;
+                }
+                Arc::new(backend)
             }
         };
         let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;

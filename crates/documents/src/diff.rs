@@ -7,6 +7,7 @@
 //! * Appended elements are told one by one (`a.3`), a cut array by its new length, and an array that became
 //!   empty as a whole (`a: []`), because consumers match on it.
 
+use crate::path::array_index;
 use crate::update::{ChildOrder, Fields, Op, Scope, run};
 use crate::{Doc, DocBuilder, Element, Error, RawDoc, Result, Value};
 
@@ -72,6 +73,61 @@ fn truncated_array(entry: Value<'_>) -> Option<(String, i32)> {
     let entry = entry.as_document()?;
     let size = i32::try_from(entry.get("newSize")?.as_integer()?).ok()?;
     Some((entry.get("field")?.as_str()?.to_string(), size))
+}
+
+/// The paths of a change event's update description that can be read in two ways, with their parts (MongoDB manual,
+/// update event: `disambiguatedPaths`): a number may be the name of a field or a position in an array. A part is a
+/// string or, for a position, an integer. `after` is the document after the update.
+pub fn disambiguated(description: RawDoc<'_>, after: RawDoc<'_>) -> Doc {
+    let list = |field: &str, of: fn(Value<'_>) -> Option<&str>| -> Vec<&str> {
+        let list = description.get(field).and_then(|list| list.as_array());
+        list.into_iter().flat_map(|list| list.values()).filter_map(of).collect()
+    };
+    let updated = description.get("updatedFields").and_then(|fields| fields.as_document());
+    let updated = updated.into_iter().flatten().map(|element| element.key());
+    let removed = list("removedFields", |path| path.as_str());
+    let truncated = list("truncatedArrays", |entry| entry.as_document()?.get("field")?.as_str());
+    let mut out = DocBuilder::new();
+    for path in updated.chain(removed).chain(truncated) {
+        let parts = parts(path, after);
+        let is_ambiguous = |part: &Part<'_>| matches!(part, Part::Name(name) if array_index(name).is_some());
+        if !parts.iter().any(is_ambiguous) {
+            continue;
+        }
+        out.start_array(path);
+        for part in parts {
+            match part {
+                Part::Name(name) => out.push(name),
+                Part::Position(position) => out.push(position),
+            };
+        }
+        out.end();
+    }
+    out.finish()
+}
+
+/// A part of a path.
+enum Part<'p> {
+    Name(&'p str),
+    Position(i32),
+}
+
+/// The parts of a path as the document has them. The last may be gone.
+fn parts<'p>(path: &'p str, doc: RawDoc<'_>) -> Vec<Part<'p>> {
+    let mut at = Some(Value::Document(doc));
+    let mut parts = Vec::new();
+    for name in path.split('.') {
+        let position = array_index(name).and_then(|position| i32::try_from(position).ok());
+        parts.push(match (at, position) {
+            (Some(Value::Array(_)), Some(position)) => Part::Position(position),
+            _ => Part::Name(name),
+        });
+        at = match at {
+            Some(Value::Document(inner) | Value::Array(inner)) => inner.get(name),
+            _ => None,
+        };
+    }
+    parts
 }
 
 /// What makes `new` out of `old`, or `None` if fields cannot tell it: then the whole document must be told.
@@ -227,6 +283,21 @@ mod tests {
     use super::*;
     use crate::{array, doc};
     use proptest::prelude::*;
+
+    #[test]
+    fn numbers_that_name_fields_are_told_apart_from_positions() {
+        let after = doc! { "a": { "1": 2 }, "b": [{ "1": 3 }, [5]], "c": { "7": [1] } };
+        let description = doc! {
+            "updatedFields": { "a.1": 2, "b.0.1": 3, "b.1.0": 5, "c": 1 },
+            "removedFields": ["a.9", "x"],
+            "truncatedArrays": [{ "field": "c.7", "newSize": 1 }],
+        };
+        let parts = disambiguated(description.raw(), after.raw());
+        let expected = doc! {
+            "a.1": ["a", "1"], "b.0.1": ["b", 0, "1"], "a.9": ["a", "9"], "c.7": ["c", "7"],
+        };
+        assert_eq!(parts, expected);
+    }
 
     fn check(old: Doc, new: Doc, expected: Option<Doc>) {
         let description = diff(old.raw(), new.raw());

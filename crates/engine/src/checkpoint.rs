@@ -16,6 +16,7 @@ use crate::state::{Dropped, State, describe, uuid_of};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 use rockdove_documents::{Doc, DocBuilder, RawDoc, Timestamp, Value, doc};
+use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,12 @@ const SUFFIX: &str = ".checkpoint";
 const TEMPORARY: &str = "checkpoint.tmp";
 /// Longest record accepted: a document of the largest size and its frame.
 const RECORD_BYTES_MAX: usize = 48 << 20;
+
+/// Bytes of a record before its document.
+const RECORD_HEAD_BYTES: usize = 1 + 8;
+const CHECKSUM_BYTES: u64 = 4;
+/// What a collection and each of its indexes are taken to need for their descriptions.
+const COLLECTION_BYTES: u64 = 512;
 
 const TAG_END: u8 = 0;
 const TAG_COLLECTION: u8 = 1;
@@ -44,6 +51,15 @@ pub enum CheckpointError {
     Damaged(PathBuf, String),
 }
 
+/// What a data folder has come from; the same from one checkpoint to the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lineage {
+    /// The log's epoch, part of resume tokens.
+    pub epoch: u32,
+    /// What happened up to here may be missing from the log: change streams cannot go back further.
+    pub history_after: Timestamp,
+}
+
 /// What a checkpoint holds.
 pub struct Loaded {
     /// The collections.
@@ -52,22 +68,27 @@ pub struct Loaded {
     pub sessions: Sessions,
     /// Position of the last batch of the log that it contains.
     pub index: u64,
-    /// The log's epoch, part of resume tokens.
-    pub epoch: u32,
+    /// What its folder has come from.
+    pub lineage: Lineage,
+    /// Its size on disk in bytes.
+    pub bytes: u64,
 }
 
 /// Writes a checkpoint into `dir` and removes older ones. Returns its size in bytes.
-pub fn save(dir: &Path, data: &CheckpointData, epoch: u32) -> Result<u64, CheckpointError> {
+pub fn save(dir: &Path, data: &CheckpointData, lineage: Lineage) -> Result<u64, CheckpointError> {
     let temporary = dir.join(TEMPORARY);
     let name = dir.join(format!("{:020}{SUFFIX}", data.index));
     let failed = |error| CheckpointError::Io(temporary.clone(), error);
-    let file = File::create(&temporary).map_err(failed)?;
-    let mut out = Sink { out: BufWriter::with_capacity(1 << 20, file), crc: digest(), bytes: 0 };
-    write_all(&mut out, data, epoch).map_err(failed)?;
-    let bytes = out.bytes;
-    let file = out.out.into_inner().map_err(|error| failed(error.into_error()))?;
-    file.sync_all().map_err(failed)?;
-    std::fs::rename(&temporary, &name).map_err(failed)?;
+    let written = write_file(&temporary, data, lineage);
+    let renamed = written.and_then(|bytes| std::fs::rename(&temporary, &name).map(|()| bytes));
+    let bytes = match renamed {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            // What there is of it must not keep the space that it did not suffice for.
+            remove_temporary(dir)?;
+            return Err(failed(error));
+        }
+    };
     sync_dir(dir)?;
     for old in list(dir)? {
         if old != name {
@@ -77,12 +98,53 @@ pub fn save(dir: &Path, data: &CheckpointData, epoch: u32) -> Result<u64, Checkp
     Ok(bytes)
 }
 
+/// Writes the file of a checkpoint, durably; its size in bytes.
+fn write_file(path: &Path, data: &CheckpointData, lineage: Lineage) -> io::Result<u64> {
+    let file = File::create(path)?;
+    let sessions: usize = data.sessions.iter().map(|session| session.bytes().len() + RECORD_HEAD_BYTES).sum();
+    // A disk that is too full says so before anything is written. Not every file system can tell.
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes_of(&data.state) + sessions as u64) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut out = Sink { out: BufWriter::with_capacity(1 << 20, file), crc: digest(), bytes: 0 };
+    write_all(&mut out, data, lineage)?;
+    let bytes = out.bytes + CHECKSUM_BYTES;
+    let file = out.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.set_len(bytes)?;
+    file.sync_all()?;
+    Ok(bytes)
+}
+
+/// About how many bytes the checkpoint of a state takes, retry records apart: rather too many than too few.
+pub fn bytes_of(state: &State) -> u64 {
+    let of = |collection: &Collection| {
+        let records = collection.bytes() + (RECORD_HEAD_BYTES * collection.len()) as u64;
+        records + COLLECTION_BYTES * (1 + collection.indexes().len() as u64)
+    };
+    COLLECTION_BYTES + state.collections().map(|collection| of(collection)).sum::<u64>()
+}
+
+/// Removes what an interrupted or failed checkpoint has left.
+pub fn remove_temporary(dir: &Path) -> Result<(), CheckpointError> {
+    let temporary = dir.join(TEMPORARY);
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CheckpointError::Io(temporary, error)),
+        _ => Ok(()),
+    }
+}
+
 /// Reads the newest checkpoint of `dir`, if there is one.
 pub fn load(dir: &Path) -> Result<Option<Loaded>, CheckpointError> {
     let Some(path) = list(dir)?.pop() else { return Ok(None) };
     let file = File::open(&path).map_err(|error| CheckpointError::Io(path.clone(), error))?;
-    let source = Source { input: BufReader::with_capacity(1 << 20, file), crc: digest(), path: path.clone() };
-    read_all(source).map(Some)
+    read(BufReader::with_capacity(1 << 20, file), &path).map(Some)
+}
+
+/// Reads a checkpoint; errors name it `path`. What damaged bytes say is used only as far as it is well formed, and
+/// nothing of it is returned.
+pub fn read(input: impl Read, path: &Path) -> Result<Loaded, CheckpointError> {
+    read_all(Source { input, crc: digest(), bytes: 0, path: path.to_path_buf() })
 }
 
 /// The checkpoints of `dir`, oldest first.
@@ -129,9 +191,9 @@ impl Sink {
     }
 }
 
-fn write_all(out: &mut Sink, data: &CheckpointData, epoch: u32) -> io::Result<()> {
+fn write_all(out: &mut Sink, data: &CheckpointData, lineage: Lineage) -> io::Result<()> {
     out.put(MAGIC)?;
-    out.put(header(data, epoch).bytes())?;
+    out.put(header(data, lineage).bytes())?;
     for collection in data.state.collections() {
         out.record(TAG_COLLECTION, u64::from(collection.info.number), describe_collection(collection).raw())?;
         for (record, doc) in collection.records() {
@@ -146,9 +208,10 @@ fn write_all(out: &mut Sink, data: &CheckpointData, epoch: u32) -> io::Result<()
     out.out.write_all(&crc.to_le_bytes())
 }
 
-fn header(data: &CheckpointData, epoch: u32) -> Doc {
+fn header(data: &CheckpointData, lineage: Lineage) -> Doc {
     let mut header = DocBuilder::new();
-    header.append("index", data.index as i64).append("epoch", i64::from(epoch)).append("at", data.state.at());
+    header.append("index", data.index as i64).append("epoch", i64::from(lineage.epoch));
+    header.append("at", data.state.at()).append("historyAfter", lineage.history_after);
     header.append("nextCollection", i64::from(data.state.next_collection())).start_array("dropped");
     for dropped in data.state.dropped() {
         let info = describe(&dropped.ns, dropped.uuid, RawDoc::empty());
@@ -167,13 +230,15 @@ fn describe_collection(collection: &Collection) -> Doc {
     out.finish()
 }
 
-struct Source {
-    input: BufReader<File>,
+struct Source<R> {
+    input: R,
     crc: Digest,
+    /// Bytes read so far.
+    bytes: u64,
     path: PathBuf,
 }
 
-impl Source {
+impl<R: Read> Source<R> {
     fn damaged(&self, reason: impl Into<String>) -> CheckpointError {
         CheckpointError::Damaged(self.path.clone(), reason.into())
     }
@@ -184,6 +249,7 @@ impl Source {
             _ => CheckpointError::Io(self.path.clone(), error),
         })?;
         self.crc.update(bytes);
+        self.bytes += bytes.len() as u64;
         Ok(())
     }
 
@@ -209,11 +275,12 @@ impl Source {
         let mut bytes = vec![0; size];
         bytes[..4].copy_from_slice(&length);
         self.fill(&mut bytes[4..])?;
-        Ok(Doc::from_checked(Bytes::from(bytes)))
+        // The checksum comes last: until then the bytes may be anything.
+        Doc::new(Bytes::from(bytes)).map_err(|error| self.damaged(error.to_string()))
     }
 }
 
-fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
+fn read_all<R: Read>(mut source: Source<R>) -> Result<Loaded, CheckpointError> {
     let mut magic = [0; 8];
     source.fill(&mut magic)?;
     if &magic != MAGIC {
@@ -228,9 +295,18 @@ fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
     else {
         return Err(source.damaged("its header lacks fields"));
     };
+    let (Ok(epoch), Ok(next)) = (u32::try_from(epoch), u32::try_from(next)) else {
+        return Err(source.damaged("its header has numbers that are too large"));
+    };
+    let history_after = match header.get("historyAfter") {
+        Some(Value::Timestamp(after)) => after,
+        None => Timestamp::default(),
+        Some(_) => return Err(source.damaged("its header has a history that begins at no time")),
+    };
+    let lineage = Lineage { epoch, history_after };
     let mut loaded =
-        Loaded { state: State::default(), sessions: Sessions::default(), index, epoch: epoch as u32 };
-    let mut loading = Loading { collection: None, scratch: Scratch::default(), at };
+        Loaded { state: State::default(), sessions: Sessions::default(), index, lineage, bytes: 0 };
+    let mut loading = Loading { collection: None, scratch: Scratch::default(), next, at };
     loop {
         match source.byte()? {
             TAG_END => break,
@@ -247,7 +323,8 @@ fn read_all(mut source: Source) -> Result<Loaded, CheckpointError> {
     if u32::from_le_bytes(crc) != expected {
         return Err(source.damaged("its checksum is wrong"));
     }
-    loaded.state.restore_rest(next as u32, dropped(header.raw()), at);
+    loaded.bytes = source.bytes;
+    loaded.state.restore_rest(next, dropped(header.raw()), at);
     Ok(loaded)
 }
 
@@ -268,6 +345,8 @@ fn dropped(header: RawDoc<'_>) -> Vec<Dropped> {
 struct Loading {
     collection: Option<Collection>,
     scratch: Scratch,
+    /// The number of the next collection to be made.
+    next: u32,
     at: Timestamp,
 }
 
@@ -276,11 +355,18 @@ impl Loading {
         match tag {
             TAG_COLLECTION => {
                 self.finish(loaded);
+                let number = u32::try_from(number).ok().filter(|number| *number < self.next);
+                let number = number.ok_or("a collection's number that there cannot be")?;
                 self.collection = Some(collection(number, doc.raw())?);
             }
             TAG_DOCUMENT => {
                 let collection = self.collection.as_mut().ok_or("a document outside of a collection")?;
-                collection.insert(number, doc, &mut self.scratch).map_err(|error| error.to_string())?;
+                if number >= collection.next_record() || collection.get(number).is_some() {
+                    return Err(format!("a record {number} that there cannot be"));
+                }
+                collection
+                    .insert(number, doc, &mut self.scratch)
+                    .map_err(|failed| failed.error.to_string())?;
             }
             TAG_SESSION => loaded.sessions.apply(doc.raw()).map_err(|error| error.to_string())?,
             tag => return Err(format!("an unknown record kind {tag}")),
@@ -295,13 +381,12 @@ impl Loading {
     }
 }
 
-fn collection(number: u64, doc: RawDoc<'_>) -> Result<Collection, String> {
+fn collection(number: u32, doc: RawDoc<'_>) -> Result<Collection, String> {
     let missing = "a collection's description lacks fields";
     let info = doc.get("info").and_then(|info| info.as_document()).ok_or(missing)?;
     let ns = Namespace::parse(info.get("ns").and_then(|ns| ns.as_str()).ok_or(missing)?)
         .map_err(|e| e.to_string())?;
     let options = info.get("options").and_then(|options| options.as_document()).ok_or(missing)?.to_doc();
-    let number = u32::try_from(number).map_err(|error| error.to_string())?;
     let info =
         CollectionInfo::new(number, ns, uuid_of(info).ok_or(missing)?, options).map_err(|e| e.to_string())?;
     let mut collection = Collection::new(info);
@@ -312,7 +397,58 @@ fn collection(number: u64, doc: RawDoc<'_>) -> Result<Collection, String> {
         let spec = IndexSpec::parse(spec).map_err(|error| error.to_string())?;
         collection
             .create_index(Arc::new(spec), &mut Scratch::default())
-            .map_err(|error| error.to_string())?;
+            .map_err(|failed| failed.error.to_string())?;
     }
     Ok(collection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a checkpoint with one collection, which has two indexes and three documents.
+    fn whole() -> Vec<u8> {
+        let options = doc! { "validator": { "a": { "$exists": true } } };
+        let info = CollectionInfo::new(2, Namespace::parse("a.b").unwrap(), [7; 16], options).unwrap();
+        let (mut collection, mut scratch) = (Collection::new(info), Scratch::default());
+        collection.raise_next_record(9);
+        let index = doc! { "key": { "a": 1 }, "name": "a_1", "unique": true };
+        let index = Arc::new(IndexSpec::parse(index.raw()).unwrap());
+        collection.create_index(index, &mut scratch).unwrap();
+        for n in 1..4i32 {
+            collection
+                .insert(n as u64, doc! { "_id": n, "a": [n, "x".repeat(n as usize)] }, &mut scratch)
+                .unwrap();
+        }
+        let mut state = State::default();
+        state.restore(collection, Timestamp { time: 5, increment: 6 });
+        let done = doc! { "s": 0, "c": 1, "k": "i" };
+        let session = doc! { "lsid": rockdove_documents::Owned::Binary { subtype: 0, bytes: vec![1; 8].into() },
+        "txn": 1i64, "ms": 5i64, "done": [done] };
+        let dir = tempfile::tempdir().unwrap();
+        let data = CheckpointData { state, sessions: vec![session], index: 3, wanted_from: 3 };
+        let history_after = Timestamp { time: 4, increment: 1 };
+        save(dir.path(), &data, Lineage { epoch: 8, history_after }).unwrap();
+        std::fs::read(list(dir.path()).unwrap().pop().unwrap()).unwrap()
+    }
+
+    fn load_of(bytes: &[u8]) -> Result<Loaded, CheckpointError> {
+        read(bytes, Path::new("test"))
+    }
+
+    #[test]
+    fn damage_is_told_wherever_it_is() {
+        let whole = whole();
+        let loaded = load_of(&whole).expect("nothing is damaged");
+        let lineage = Lineage { epoch: 8, history_after: Timestamp { time: 4, increment: 1 } };
+        assert_eq!((loaded.index, loaded.lineage, loaded.state.collections().count()), (3, lineage, 1));
+        for at in 0..whole.len() {
+            assert!(load_of(&whole[..at]).is_err(), "cut at {at}");
+            for flip in [1, 0x80, 0xff] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= flip;
+                assert!(load_of(&bytes).is_err(), "{flip:#x} at {at}");
+            }
+        }
+    }
 }

@@ -6,14 +6,16 @@
 //! * A change that would break a unique index changes nothing.
 //! * A clone is a snapshot: it shares all nodes and never changes.
 
+use crate::command::WriteError;
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::event::Uuid;
 use crate::index::{ID_INDEX, Index, IndexSpec};
 use crate::namespace::Namespace;
 use crate::trie::Trie;
-use rockdove_documents::filter::Filter;
-use rockdove_documents::key::{KeySet, RowBuf, encode_key};
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code};
+use rockdove_documents::collation::Collation;
+use rockdove_documents::filter::{Filter, FilterOptions};
+use rockdove_documents::key::{KeySet, RowBuf};
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
 
 /// What a collection is, apart from its documents.
@@ -73,7 +75,6 @@ pub struct Collection {
 pub struct Scratch {
     old: RowBuf,
     new: RowBuf,
-    id: Vec<u8>,
 }
 
 impl CollectionInfo {
@@ -87,9 +88,13 @@ impl CollectionInfo {
         let keeps_images = images.and_then(|images| images.get("enabled")) == Some(Value::Bool(true));
         let warn_only = matches!(options.get("validationAction"), Some(Value::String("warn")))
             || matches!(options.get("validationLevel"), Some(Value::String("off")));
+        let collation = match options.get("collation") {
+            Some(Value::Document(collation)) => Collation::parse(collation)?,
+            _ => None,
+        };
         let validator = match options.get("validator") {
             Some(Value::Document(filter)) if !warn_only && !filter.is_empty() => {
-                Some(Arc::new(Filter::parse(filter, &Default::default())?))
+                Some(Arc::new(Filter::parse(filter, &FilterOptions { collation, expr: None })?))
             }
             _ => None,
         };
@@ -105,6 +110,22 @@ impl CollectionInfo {
             _ => None,
         };
         Ok(CollectionInfo { number, ns, uuid, options, capped, keeps_images, validator, view })
+    }
+
+    /// Whether a document that the validator refuses already may be changed (`validationLevel` `moderate`).
+    pub fn spares_invalid(&self) -> bool {
+        self.options.get("validationLevel") == Some(Value::String("moderate"))
+    }
+
+    /// The error of what only a collection can do, if this is a view.
+    pub fn refuse_view(&self) -> Result<()> {
+        match self.view {
+            None => Ok(()),
+            Some(_) => Err(Error::new(
+                code::COMMAND_NOT_SUPPORTED_ON_VIEW,
+                format!("Namespace {} is a view, not a collection", self.ns),
+            )),
+        }
     }
 }
 
@@ -125,7 +146,8 @@ impl Capped {
 impl Collection {
     /// An empty collection with its `_id` index (a view has none).
     pub fn new(info: CollectionInfo) -> Collection {
-        let indexes = if info.view.is_some() { vec![] } else { vec![Index::new(Arc::new(IndexSpec::id()))] };
+        let id = || IndexSpec::id(info.options.raw()).expect("the collation was read with the other options");
+        let indexes = if info.view.is_some() { vec![] } else { vec![Index::new(Arc::new(id()))] };
         let (info, keys) = (Arc::new(info), key_set(&indexes));
         Collection { info, records: Trie::default(), indexes, keys, next_record: 1, bytes: 0 }
     }
@@ -190,15 +212,13 @@ impl Collection {
         self.records.iter()
     }
 
-    /// The record whose `_id` equals `id`.
-    pub fn find_id(&self, id: Value<'_>, scratch: &mut Scratch) -> Option<RecordNumber> {
-        scratch.id.clear();
-        encode_key(id, &mut scratch.id);
-        self.indexes.first()?.find(&scratch.id)
-    }
-
     /// Inserts a document under `record`, which must be new.
-    pub fn insert(&mut self, record: RecordNumber, doc: Doc, scratch: &mut Scratch) -> Result<()> {
+    pub fn insert(
+        &mut self,
+        record: RecordNumber,
+        doc: Doc,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
         self.make_keys(record, doc.raw(), scratch)?;
         for (number, index) in self.indexes.iter_mut().enumerate() {
             index.add(scratch.new.row(number));
@@ -210,8 +230,13 @@ impl Collection {
     }
 
     /// Puts another document in a record's place.
-    pub fn replace(&mut self, record: RecordNumber, doc: Doc, scratch: &mut Scratch) -> Result<()> {
-        let Some(old) = self.records.get(record).cloned() else { return Err(missing(record)) };
+    pub fn replace(
+        &mut self,
+        record: RecordNumber,
+        doc: Doc,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
+        let Some(old) = self.records.get(record).cloned() else { return Err(missing(record).into()) };
         self.make_keys(record, doc.raw(), scratch)?;
         self.keys_of(record, old.raw(), &mut scratch.old)?;
         for (number, index) in self.indexes.iter_mut().enumerate() {
@@ -249,7 +274,7 @@ impl Collection {
     }
 
     /// Builds an index over all documents; fails without a change if they break it.
-    pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<()> {
+    pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<(), WriteError> {
         let mut index = Index::new(spec);
         let (keys, rows) = (KeySet::new([&index.spec.key]), &mut scratch.new);
         for (record, doc) in self.records.iter() {
@@ -280,7 +305,12 @@ impl Collection {
 
     /// Makes the document's keys for all indexes, before anything changes. Fails with `DuplicateKey` if another
     /// record has one of them in a unique index, or if the document cannot be indexed.
-    fn make_keys(&self, record: RecordNumber, doc: RawDoc<'_>, scratch: &mut Scratch) -> Result<()> {
+    fn make_keys(
+        &self,
+        record: RecordNumber,
+        doc: RawDoc<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
         let made = self.keys_of(record, doc, &mut scratch.new);
         // After an error the rows before it are there: what is wrong with the first index counts.
         for (number, index) in self.indexes.iter().enumerate() {
@@ -288,7 +318,7 @@ impl Collection {
                 return Err(duplicate_key(&self.info.ns, &index.spec, doc));
             }
         }
-        made
+        Ok(made?)
     }
 
     /// A document's entries in all indexes.
@@ -305,18 +335,20 @@ fn missing(record: RecordNumber) -> Error {
     Error::new(code::INTERNAL_ERROR, format!("record {record} is not there"))
 }
 
-/// `E11000` with the index and the values concerned, as drivers show it.
-fn duplicate_key(ns: &Namespace, spec: &IndexSpec, doc: RawDoc<'_>) -> Error {
+/// `E11000` with the index and the values concerned, in words and as drivers expect them in `writeErrors`.
+fn duplicate_key(ns: &Namespace, spec: &IndexSpec, doc: RawDoc<'_>) -> WriteError {
+    let value = key_value(spec, doc);
     let message = format!(
         "E11000 duplicate key error collection: {ns} index: {} dup key: {}",
         spec.name,
-        rockdove_documents::show(Value::Document(key_value(spec, doc).raw()))
+        rockdove_documents::show(Value::Document(value.raw()))
     );
-    Error::new(code::DUPLICATE_KEY, message)
+    let details = doc! { "keyPattern": spec.key_doc(), "keyValue": value };
+    WriteError { error: Error::new(code::DUPLICATE_KEY, message), details: Some(details) }
 }
 
 /// The values that a document has in an index's fields: `keyValue` of a duplicate key error.
-pub fn key_value(spec: &IndexSpec, doc: RawDoc<'_>) -> Doc {
+fn key_value(spec: &IndexSpec, doc: RawDoc<'_>) -> Doc {
     let mut out = DocBuilder::new();
     for field in spec.key_doc() {
         let value = field.key().split('.').try_fold(Value::Document(doc), |value, name| match value {

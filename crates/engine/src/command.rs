@@ -3,6 +3,7 @@
 use crate::namespace::Namespace;
 use bytes::Bytes;
 use rockdove_documents::filter::Filter;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::Update;
@@ -29,7 +30,8 @@ pub struct Retry {
     pub statements: Vec<i32>,
 }
 
-/// Some statements to carry out in their order, each atomically.
+/// Some statements to carry out in their order. Each change of a document is atomic, a statement that changes many
+/// is not: what is visible and lasting of it grows while it is carried out.
 #[derive(Debug)]
 pub struct Write {
     /// The statements.
@@ -42,6 +44,9 @@ pub struct Write {
     pub ack: Ack,
     /// Skip the collections' validators.
     pub bypass_validation: bool,
+    /// Asked while documents are looked for and changed: an error ends the whole write with it. What it has done by
+    /// then stays.
+    pub interrupt: Option<Interrupt>,
 }
 
 /// One statement.
@@ -58,6 +63,19 @@ pub enum Statement {
     Update(Box<UpdateStatement>),
     /// Delete documents.
     Delete(Box<DeleteStatement>),
+    /// One that was found to be wrong before: fails in its place among the others.
+    Refused(Error),
+}
+
+impl Statement {
+    /// Whether it may concern many documents.
+    pub(crate) fn is_multi(&self) -> bool {
+        match self {
+            Statement::Insert { .. } | Statement::Refused(_) => false,
+            Statement::Update(update) => update.multi,
+            Statement::Delete(delete) => delete.multi,
+        }
+    }
 }
 
 /// An update statement.
@@ -153,6 +171,13 @@ impl From<Error> for WriteError {
     }
 }
 
+impl From<WriteError> for Error {
+    /// The error alone.
+    fn from(failed: WriteError) -> Error {
+        failed.error
+    }
+}
+
 /// Change or remove one document and return it.
 #[derive(Debug)]
 pub struct FindAndModify {
@@ -174,6 +199,8 @@ pub struct FindAndModify {
     pub ack: Ack,
     /// Skip the collection's validator.
     pub bypass_validation: bool,
+    /// Asked while the document is looked for and changed: an error ends the command with it, before it did anything.
+    pub interrupt: Option<Interrupt>,
 }
 
 /// What [`FindAndModify`] does.

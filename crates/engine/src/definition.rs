@@ -3,14 +3,15 @@
 use crate::collection::{Collection, CollectionInfo};
 use crate::command::{Definition, DefinitionReply, IndexChoice};
 use crate::effects::Effect;
-use crate::index::{ID_INDEX, IndexSpec};
+use crate::index::{ID_INDEX, IndexSpec, inheriting};
 use crate::namespace::Namespace;
 use crate::sequencer::{Batch, Sequencer};
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
+use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
 
 /// Most indexes of a collection (MongoDB manual, limits).
 const INDEXES_MAX: usize = 64;
+const GRAPH_CONTAINS_CYCLE: Code = Code { number: 5, name: "GraphContainsCycle" };
 /// Options of `collMod` that go into a collection's own options.
 const MODIFIABLE: [&str; 4] =
     ["validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages"];
@@ -48,9 +49,25 @@ fn create(seq: &mut Sequencer, ns: &Namespace, options: Doc, batch: &mut Batch) 
             format!("namespace {ns} already exists, but with different options: {:?}", there.info.options);
         return Err(Error::new(code::NAMESPACE_EXISTS, message));
     }
-    CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+    let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+    refuse_cycle(seq, &info)?;
     seq.create_collection(ns, options, batch)?;
     Ok(changed())
+}
+
+/// Refuses a view that reads itself, by way of other views too.
+fn refuse_cycle(seq: &Sequencer, info: &CollectionInfo) -> Result<()> {
+    let mut view = info.view.clone();
+    // A log of before this check may hold a cycle of others: reading these fails, and this ends.
+    for _ in 0..=seq.state.collections().count() {
+        let Some(read) = view else { break };
+        if read.on == info.ns {
+            let message = format!("View cycle detected: {} reads itself", info.ns);
+            return Err(Error::new(GRAPH_CONTAINS_CYCLE, message));
+        }
+        view = seq.state.collection(&read.on).and_then(|collection| collection.info.view.clone());
+    }
+    Ok(())
 }
 
 fn modify(
@@ -67,7 +84,8 @@ fn modify(
     let is_view = collection.info.view.is_some();
     let allowed =
         |name: &str| MODIFIABLE.contains(&name) || (is_view && matches!(name, "viewOn" | "pipeline"));
-    if changes.iter().any(|element| allowed(element.key())) {
+    // A collMod that changes nothing is an event too.
+    if reply.details.raw().is_empty() || changes.iter().any(|element| allowed(element.key())) {
         let mut options = DocBuilder::new();
         for element in collection.info.options.raw() {
             if !allowed(element.key()) || changes.get(element.key()).is_none() {
@@ -78,7 +96,8 @@ fn modify(
             options.append_element(element);
         }
         let options = options.finish();
-        CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+        let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+        refuse_cycle(seq, &info)?;
         seq.effect(batch, Effect::Modify { collection: collection.info.number, options }, None)?;
     }
     Ok(reply)
@@ -155,13 +174,16 @@ fn rename(
     let source = source.ok_or_else(|| {
         Error::new(code::NAMESPACE_NOT_FOUND, format!("Source collection {from} does not exist"))
     })?;
+    let mut names = DocBuilder::new();
+    names.append("from", from.full()).append("to", to.full());
     if let Some(target) = seq.state.collection(to).cloned() {
         if !drop_target {
             return Err(Error::new(code::NAMESPACE_EXISTS, "target namespace exists"));
         }
+        names.append_value("dropTarget", Value::Binary { subtype: 4, bytes: &target.info.uuid });
         seq.effect(batch, Effect::Drop { collection: target.info.number }, None)?;
     }
-    let names = doc! { "from": from.full(), "to": to.full() };
+    let names = names.finish();
     seq.effect(batch, Effect::Rename { collection: source.info.number, names }, None)?;
     Ok(changed())
 }
@@ -172,8 +194,10 @@ fn create_indexes(
     specs: &[Doc],
     batch: &mut Batch,
 ) -> Result<DefinitionReply> {
-    let parsed: Vec<IndexSpec> =
-        specs.iter().map(|spec| IndexSpec::parse(spec.raw())).collect::<Result<_>>()?;
+    let options = seq.state.collection(ns).map(|collection| collection.info.options.clone());
+    let options = options.unwrap_or_default();
+    let parse = |spec: &Doc| IndexSpec::parse(inheriting(spec, options.raw()).raw());
+    let parsed: Vec<IndexSpec> = specs.iter().map(parse).collect::<Result<_>>()?;
     let created_collection = seq.state.collection(ns).is_none();
     let info = seq.ensure_collection(ns, batch)?;
     if info.view.is_some() {

@@ -31,7 +31,7 @@ pub enum Effect {
     Create { collection: CollectionNumber, info: Doc },
     /// A collection was dropped.
     Drop { collection: CollectionNumber },
-    /// A collection got another name: `{from, to}`.
+    /// A collection got another name: `{from, to}`, and `dropTarget` with the UUID of the one that was dropped for it.
     Rename { collection: CollectionNumber, names: Doc },
     /// A collection's options changed to these.
     Modify { collection: CollectionNumber, options: Doc },
@@ -55,7 +55,7 @@ pub enum Effect {
     },
     /// A document was removed: `key` is its `{_id}`.
     Remove { collection: CollectionNumber, record: RecordNumber, key: Doc, before: Option<Doc> },
-    /// A retryable statement was carried out: `{lsid, txn, stmt, ...result}`.
+    /// Retryable statements were carried out: `sessions::describe` says how it is written.
     Retryable { statement: Doc },
 }
 

@@ -1,32 +1,40 @@
 //! The engine as a whole: opening, the calls that protocols make, closing.
 
-use crate::checkpoint::{self, CheckpointError};
+use crate::checkpoint::{self, CheckpointError, Lineage};
 use crate::clock::Clock;
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Statement, Write, WriteError,
-    WriteReply,
+    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Hint, Modify, Statement, Write,
+    WriteError, WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
 use crate::feed::{ChangeStream, Feed, FeedStats};
 use crate::groups::{EventPipeline, Scope};
-use crate::keeper::Keeper;
-use crate::limits::Memory;
+use crate::keeper::{Keeper, Limits};
+use crate::limits::{Disk, Memory};
+use crate::multi::{self, LOOKING_MAX};
 use crate::open::{self, OpenError};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
 use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use rockdove_documents::filter::Filter;
+use rockdove_documents::projection::Projection;
+use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
 use rockdove_journal::SyncPolicy;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use tokio::sync::{mpsc, oneshot};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Requests that may wait for the sequencer; more make their callers wait.
 const REQUESTS_MAX: usize = 4096;
+
+/// Longest wait for the log's disk before a checkpoint is given up.
+const SYNC_WAIT: Duration = Duration::from_secs(60);
 
 /// A write of more statements is left to the sequencer's thread.
 const SMALL_STATEMENTS_MAX: usize = 8;
@@ -42,7 +50,7 @@ pub struct Options {
     pub sync: SyncPolicy,
     /// Size of the log's segments in bytes.
     pub segment_bytes: u64,
-    /// Stored bytes (documents and index keys) that count as full.
+    /// Stored bytes (documents, index keys, retry records) that count as full.
     pub memory_limit_bytes: u64,
     /// Warn from this percentage of the limit on.
     pub memory_warn_percent: u64,
@@ -96,11 +104,14 @@ struct Inner {
     memory: Arc<Memory>,
     clock: Clock,
     epoch: u32,
+    term: i64,
     /// Random part of the ObjectIds made here, and their counter.
     object_ids: (u64, AtomicU64),
     closing: AtomicBool,
     sequencer: Mutex<Option<JoinHandle<()>>>,
     keeper: Mutex<Option<Keeper>>,
+    /// Turns for statements that look for many documents.
+    looking: Arc<Semaphore>,
     recovery: open::Report,
 }
 
@@ -114,11 +125,15 @@ impl Engine {
         let (limit, warn, refuse) =
             (options.memory_limit_bytes, options.memory_warn_percent, options.memory_refuse_percent);
         let memory = Arc::new(Memory::new(limit, warn, refuse));
-        memory.used(opened.state.bytes());
+        let mut sessions = opened.sessions;
+        sessions.shed(memory.records_max());
+        memory.used(opened.state.bytes() + sessions.bytes());
+        let disk = Arc::new(Disk::new(options.dir.clone()));
+        disk.look(memory.used_bytes());
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let sequencer = Sequencer::new(Start {
             state: opened.state,
-            sessions: opened.sessions,
+            sessions,
             log: opened.log,
             index: opened.index,
             marks: opened.marks,
@@ -127,6 +142,7 @@ impl Engine {
             clock: options.clock.clone(),
             waiters: opened.waiters,
             memory: memory.clone(),
+            disk: disk.clone(),
         });
         let desk = Arc::new(Desk::new(sequencer));
         let works = desk.clone();
@@ -139,19 +155,23 @@ impl Engine {
             memory,
             clock: options.clock.clone(),
             epoch: opened.epoch,
+            term: i64::try_from(opened.term).unwrap_or(i64::MAX),
             object_ids: (rand::random(), AtomicU64::new(rand::random())),
             closing: AtomicBool::new(false),
             sequencer: Mutex::new(Some(thread)),
             keeper: Mutex::new(None),
+            looking: Arc::new(Semaphore::new(LOOKING_MAX)),
             recovery: opened.report,
         });
         let engine = Engine(inner);
         let keeper = Keeper::start(
             Arc::downgrade(&engine.0.published),
+            Limits { memory: engine.0.memory.clone(), disk },
             engine.0.requests.downgrade(),
             &options,
             opened.journal,
-            opened.epoch,
+            opened.since,
+            Lineage { epoch: opened.epoch, history_after: opened.history_after },
         )?;
         *engine.0.keeper.lock() = Some(keeper);
         Ok(engine)
@@ -197,69 +217,33 @@ impl Engine {
 
     /// Carries out statements.
     pub async fn write(&self, mut write: Write) -> Result<WriteReply> {
-        let mut refused = None;
-        for (position, statement) in write.statements.iter_mut().enumerate() {
+        for statement in &mut write.statements {
             if let Statement::Insert { doc, .. } = statement {
                 match statement::prepare_insert(std::mem::take(doc), || self.new_object_id()) {
                     Ok(prepared) => *doc = prepared,
-                    Err(error) => {
-                        refused = Some((position, error));
-                        break;
-                    }
+                    Err(error) => *statement = Statement::Refused(error),
                 }
             }
         }
-        match refused {
-            None => {
-                let is_small = is_small(&write);
-                self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
-            }
-            Some((position, error)) => self.write_around(write, position, error).await,
-        }
-    }
-
-    /// Carries out what can be carried out of a write that holds an unacceptable document.
-    async fn write_around(&self, mut write: Write, position: usize, error: Error) -> Result<WriteReply> {
-        let rest = write.statements.split_off(position);
-        let numbers = write.retry.as_ref().map(|retry| {
-            (0..position + rest.len())
-                .map(|n| retry.statements.get(n).copied().unwrap_or(n as i32))
-                .collect::<Vec<_>>()
-        });
-        let part = |statements, from: usize, retry: &Option<crate::command::Retry>| Write {
-            statements,
-            retry: retry.clone().map(|retry| crate::command::Retry {
-                statements: numbers.as_ref().map(|all| all[from..].to_vec()).unwrap_or_default(),
-                ..retry
-            }),
-            ..Write {
-                statements: vec![],
-                ordered: write.ordered,
-                retry: None,
-                ack: write.ack,
-                bypass_validation: write.bypass_validation,
-            }
+        let is_small = is_small(&write);
+        let write = match is_small {
+            true => write,
+            false => match multi::write(self, &self.0.looking, write).await {
+                Ok(reply) => return Ok(reply),
+                Err(write) => write?,
+            },
         };
-        let first = part(std::mem::take(&mut write.statements), 0, &write.retry);
-        let mut reply = self.ask(|reply| Request::Write(Box::new(first), reply)).await??;
-        let stopped = write.ordered && reply.results.iter().any(|result| result.is_err());
-        if stopped {
-            return Ok(reply);
-        }
-        reply.results.push(Err(error.into()));
-        if !write.ordered && rest.len() > 1 {
-            let rest = part(rest.into_iter().skip(1).collect(), position + 1, &write.retry);
-            let more = Box::pin(self.write(rest)).await?;
-            reply.results.extend(more.results);
-            reply.retried.extend(more.retried);
-            reply.at = more.at;
-        }
-        Ok(reply)
+        self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
     }
 
     /// Changes or removes one document and returns it.
     pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
-        let is_small = command.filter.names_one_id();
+        let is_small = match &command.action {
+            Modify::Remove => true,
+            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX && update.is_cheap(),
+        };
+        let is_small = is_small && command.projection.as_ref().is_none_or(Projection::is_cheap);
+        let is_small = is_small && finds_by_id(&command.filter, command.sort.as_ref(), command.hint.as_ref());
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }
 
@@ -291,7 +275,12 @@ impl Engine {
         let after = match start {
             StartAt::Now => self.operation_time(),
             StartAt::Time(at) => Timestamp::from_bits(at.bits().saturating_sub(1)),
-            StartAt::After(token) => self.resume_point(token)?,
+            StartAt::After(token) => match (self.resume_point(token)?, token.kind) {
+                (seen, TokenKind::Event) => {
+                    return self.0.feed.follow_event(scope, view, stages, pipeline, seen);
+                }
+                (upto, TokenKind::HighWater | TokenKind::Invalidate) => upto,
+            },
         };
         self.0.feed.follow(scope, view, stages, pipeline, after)
     }
@@ -314,7 +303,13 @@ impl Engine {
         self.0.epoch
     }
 
-    async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
+    /// The first election term of this run. It and those that follow are above the terms of every run before it in
+    /// the same data folder; in memory only, as long as the clock does not go back.
+    pub fn first_term(&self) -> i64 {
+        self.0.term
+    }
+
+    pub(crate) async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
         self.ask_soon(false, request).await
     }
 
@@ -367,14 +362,26 @@ pub enum StartAt {
     After(Token),
 }
 
-/// Whether a write is done in so little time that its caller may do it: a few single documents, found by `_id`.
+/// Whether a write is done in so little time that its caller may do it: a few single documents, small or found by
+/// `_id`. How large the found ones are is not known here, but that there is one each.
 fn is_small(write: &Write) -> bool {
     let small = |statement: &Statement| match statement {
         Statement::Insert { doc, .. } => doc.bytes().len() <= SMALL_BYTES_MAX,
-        Statement::Update(update) => !update.multi && update.filter.names_one_id(),
-        Statement::Delete(delete) => delete.filter.names_one_id(),
+        Statement::Update(update) => {
+            let small = update.update.bytes() <= SMALL_BYTES_MAX && update.update.is_cheap();
+            small && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
+        }
+        Statement::Delete(delete) => finds_by_id(&delete.filter, None, delete.hint.as_ref()),
+        Statement::Refused(_) => true,
     };
     write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
+}
+
+/// Whether the planner finds a statement's documents, one at most, in the `_id` index, and asking about it is
+/// little work. It would not with a hint or an order of another kind, or for another collation than the index has.
+fn finds_by_id(filter: &Filter, sort: Option<&Sort>, hint: Option<&Hint>) -> bool {
+    let is_plain = sort.is_none() && hint.is_none() && filter.collation().is_none();
+    is_plain && filter.names_one_id() && filter.is_cheap()
 }
 
 fn shutting_down() -> Error {
@@ -391,10 +398,112 @@ impl From<CheckpointError> for OpenError {
 pub(crate) fn save_checkpoint(
     dir: &std::path::Path,
     data: &CheckpointData,
-    epoch: u32,
+    lineage: Lineage,
     journal: &rockdove_journal::Journal,
 ) -> Result<u64, String> {
-    let bytes = checkpoint::save(dir, data, epoch).map_err(|error| error.to_string())?;
+    // What the checkpoint contains has to be in the log on disk first: after a power cut the log must not end before
+    // the checkpoint.
+    journal.request_sync();
+    journal.wait_synced_blocking(data.index, SYNC_WAIT).map_err(|error| error.to_string())?;
+    let bytes = checkpoint::save(dir, data, lineage).map_err(|error| error.to_string())?;
     journal.drop_before(data.wanted_from.min(data.index + 1)).map_err(|error| error.to_string())?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collection::{Collection, CollectionInfo};
+    use crate::command::{DeleteStatement, UpdateStatement};
+    use crate::namespace::Namespace;
+    use crate::plan::{self, Access};
+    use rockdove_documents::collation::Collation;
+    use rockdove_documents::filter::FilterOptions;
+    use rockdove_documents::update::Update;
+    use rockdove_documents::{Value, doc};
+
+    fn write(statement: Statement) -> Write {
+        let statements = vec![statement];
+        Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        }
+    }
+
+    #[test]
+    fn small_is_what_the_planner_finds_by_id() {
+        let ns = Namespace::new("db", "c").unwrap();
+        let collection = Collection::new(CollectionInfo::new(1, ns.clone(), [0; 16], Doc::empty()).unwrap());
+        let strength = doc! { "locale": "en", "strength": 2 };
+        let collation = Collation::parse(strength.raw()).unwrap();
+        let sorts = [None, Some(doc! { "$natural": 1 }), Some(doc! { "n": 1 })];
+        let hints = [None, Some(Hint::Natural { reverse: false }), Some(Hint::Name("_id_".into()))];
+        let mut seen = [0, 0];
+        for query in [doc! { "_id": 1, "n": 2 }, doc! { "n": 2 }, doc! { "_id": { "$gt": 1 } }] {
+            for collation in [None, collation.clone()] {
+                for sort in &sorts {
+                    for hint in &hints {
+                        let options = FilterOptions { collation: collation.clone(), ..Default::default() };
+                        let filter = Filter::parse(query.raw(), &options).unwrap();
+                        let sort = sort.as_ref().map(|sort| Sort::parse(sort.raw(), None).unwrap());
+                        let small = finds_by_id(&filter, sort.as_ref(), hint.as_ref());
+                        let plan = plan::choose(&collection, &filter, sort.as_ref(), hint.as_ref()).unwrap();
+                        let by_id = matches!(plan.access, Access::Index { index: 0, .. });
+                        assert!(by_id || !small, "{query:?} {sort:?} {hint:?}");
+                        let delete =
+                            DeleteStatement { ns: ns.clone(), filter, multi: true, hint: hint.clone() };
+                        let deletes = write(Statement::Delete(Box::new(delete)));
+                        assert!(sort.is_some() || is_small(&deletes) == small);
+                        seen[usize::from(small)] += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen[0] > 0 && seen[1] > 0);
+    }
+
+    #[test]
+    fn the_log_is_on_disk_before_the_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("log");
+        std::fs::create_dir(&folder).unwrap();
+        let options = rockdove_journal::Options { sync: SyncPolicy::Never, ..Default::default() };
+        let (journal, mut writer, _) = rockdove_journal::Journal::open(&folder, options).unwrap();
+        for _ in 0..3 {
+            writer.append(&[b"batch"], 1).unwrap();
+        }
+        let checkpoint = dir.path().join("00000000000000000003.checkpoint");
+        let (looked, was_first) = (checkpoint.clone(), Arc::new(AtomicBool::new(false)));
+        let seen = was_first.clone();
+        journal.on_synced(move |synced| {
+            if synced.as_ref().is_ok_and(|synced| *synced >= 3) {
+                seen.fetch_or(!looked.exists(), Ordering::Relaxed);
+            }
+        });
+        let data = CheckpointData { state: State::default(), sessions: vec![], index: 3, wanted_from: 1 };
+        let lineage = Lineage { epoch: 1, history_after: Timestamp::default() };
+        save_checkpoint(dir.path(), &data, lineage, &journal).unwrap();
+        assert!(checkpoint.exists() && journal.synced() >= 3);
+        assert!(was_first.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_large_text_is_not_small() {
+        let (ns, text) = (Namespace::new("db", "c").unwrap(), "x".repeat(SMALL_BYTES_MAX));
+        for (text, small) in [(&text[..], false), ("x", true)] {
+            let insert = Statement::Insert { ns: ns.clone(), doc: doc! { "_id": 1, "text": text } };
+            assert_eq!(is_small(&write(insert)), small);
+            for update in [doc! { "text": text }, doc! { "$set": { "text": text } }] {
+                let update = Update::parse(Value::Document(update.raw()), None, &Default::default()).unwrap();
+                let filter = Filter::parse(doc! { "_id": 1 }.raw(), &Default::default()).unwrap();
+                let (ns, multi, upsert, sort, hint) = (ns.clone(), false, false, None, None);
+                let update = UpdateStatement { ns, filter, update, multi, upsert, sort, hint };
+                assert_eq!(is_small(&write(Statement::Update(Box::new(update)))), small);
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! the documents involved; its own document is put together once per set of options and then shared.
 
 use crate::namespace::Namespace;
+use rockdove_documents::diff::disambiguated;
 use rockdove_documents::{Doc, DocBuilder, Error, Result, Timestamp, Value, code};
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -46,8 +47,10 @@ pub enum Change {
         spec: Doc,
     },
     Drop,
+    /// `dropped` is the collection that had the new name before.
     Rename {
         to: Namespace,
+        dropped: Option<Uuid>,
     },
     /// The namespace's collection part is empty of meaning here.
     DropDatabase,
@@ -70,9 +73,9 @@ pub struct Event {
     pub before: Option<Doc>,
     /// Whether the collection keeps images (`changeStreamPreAndPostImages`).
     pub keeps_images: bool,
-    /// The event's document with default options, once somebody asked for it.
+    /// The event's document as [`PLAIN`] has it, once somebody asked for it.
     plain: OnceLock<Doc>,
-    /// The same with `fullDocument: "updateLookup"`.
+    /// For updates, the same as [`WITH_LOOKUP`] has it; for other changes there is no difference.
     with_lookup: OnceLock<Doc>,
 }
 
@@ -108,6 +111,15 @@ pub struct View {
     pub expanded: bool,
 }
 
+/// What streams ask for by default.
+const PLAIN: View =
+    View { full_document: FullDocument::Default, before_change: BeforeChange::Off, expanded: false };
+/// What streams ask for that want to see documents after updates.
+const WITH_LOOKUP: View = View { full_document: FullDocument::UpdateLookup, ..PLAIN };
+
+/// What an event's document takes at most, apart from names and the documents in it.
+const FRAME_BYTES: usize = 384;
+
 impl Event {
     /// An event whose document is made when first asked for.
     pub fn new(at: Timestamp, wall_ms: i64, ns: Namespace, uuid: Uuid, change: Change) -> Event {
@@ -115,19 +127,48 @@ impl Event {
         Event { at, wall_ms, ns, uuid, change, before: None, keeps_images: false, plain, with_lookup }
     }
 
-    /// Bytes it keeps in memory, roughly: its documents and itself.
+    /// Bytes it may come to keep in memory: itself, its documents, and what it shows of them once streams have
+    /// asked. The same at all times, so that what was counted can be taken off again.
     pub fn bytes(&self) -> usize {
-        let change = match &self.change {
+        let own = match &self.change {
             Change::Insert { doc } | Change::Replace { doc } => doc.bytes().len(),
             Change::Update { key, description, after } => {
-                key.bytes().len()
-                    + description.bytes().len()
-                    + after.as_ref().map_or(0, |doc| doc.bytes().len())
+                key.bytes().len() + description.bytes().len() + size(after) + self.shown_bytes(&WITH_LOOKUP)
             }
             Change::Delete { key } => key.bytes().len(),
-            _ => 0,
+            Change::Create { options: doc }
+            | Change::Modify { options: doc }
+            | Change::CreateIndex { spec: doc }
+            | Change::DropIndex { spec: doc } => doc.bytes().len(),
+            Change::Drop | Change::Rename { .. } | Change::DropDatabase => 0,
         };
-        change + self.before.as_ref().map_or(0, |doc| doc.bytes().len()) + size_of::<Event>()
+        size_of::<Event>() + own + size(&self.before) + self.shown_bytes(&PLAIN)
+    }
+
+    /// Bytes that the event's document takes at most.
+    fn shown_bytes(&self, view: &View) -> usize {
+        let change = match &self.change {
+            Change::Insert { doc } | Change::Replace { doc } => doc.bytes().len() + id_bytes(doc),
+            Change::Update { key, description, after } => {
+                let after = if view.full_document == FullDocument::Default { 0 } else { size(after) };
+                key.bytes().len() + description.bytes().len() + after
+            }
+            Change::Delete { key } => key.bytes().len(),
+            Change::Create { options: doc }
+            | Change::Modify { options: doc }
+            | Change::CreateIndex { spec: doc }
+            | Change::DropIndex { spec: doc } => {
+                if view.expanded {
+                    doc.bytes().len()
+                } else {
+                    0
+                }
+            }
+            Change::Rename { to, .. } => 2 * to.full().len(),
+            Change::Drop | Change::DropDatabase => 0,
+        };
+        let before = if view.before_change == BeforeChange::Off { 0 } else { size(&self.before) };
+        FRAME_BYTES + self.ns.full().len() + change + before
     }
 
     /// Whether a stream with this view hears of it at all.
@@ -139,17 +180,9 @@ impl Event {
 
     /// The event's document. Fails where a required image is missing.
     pub fn document(&self, view: &View, epoch: u32) -> Result<Doc> {
-        let shared = match view {
-            View {
-                full_document: FullDocument::Default,
-                before_change: BeforeChange::Off,
-                expanded: false,
-            } => &self.plain,
-            View {
-                full_document: FullDocument::UpdateLookup,
-                before_change: BeforeChange::Off,
-                expanded: false,
-            } => &self.with_lookup,
+        let shared = match (view, &self.change) {
+            (&WITH_LOOKUP, Change::Update { .. }) => &self.with_lookup,
+            (&PLAIN | &WITH_LOOKUP, _) => &self.plain,
             _ => return self.build(view, epoch),
         };
         if let Some(doc) = shared.get() {
@@ -160,7 +193,7 @@ impl Event {
     }
 
     fn build(&self, view: &View, epoch: u32) -> Result<Doc> {
-        let mut out = DocBuilder::with_capacity(self.bytes() + 256);
+        let mut out = DocBuilder::with_capacity(self.shown_bytes(view));
         out.append("_id", Token::event(self.at, epoch).to_doc());
         out.append("operationType", self.operation());
         out.append("clusterTime", self.at);
@@ -200,7 +233,7 @@ impl Event {
             out.append("coll", self.ns.collection());
         }
         out.end();
-        if let Change::Rename { to } = &self.change {
+        if let Change::Rename { to, .. } = &self.change {
             out.start_document("to").append("db", to.database()).append("coll", to.collection()).end();
         }
     }
@@ -248,6 +281,14 @@ impl Event {
 
     fn description(&self, view: &View, out: &mut DocBuilder) {
         match &self.change {
+            Change::Update { description, after: Some(after), .. } if view.expanded => {
+                out.start_document("updateDescription").append_all(description.raw());
+                let paths = disambiguated(description.raw(), after.raw());
+                if !paths.raw().is_empty() {
+                    out.append("disambiguatedPaths", paths);
+                }
+                out.end();
+            }
             Change::Update { description, .. } => {
                 out.append("updateDescription", description);
             }
@@ -257,9 +298,13 @@ impl Event {
             Change::CreateIndex { spec } | Change::DropIndex { spec } if view.expanded => {
                 out.start_document("operationDescription").start_array("indexes").push(spec).end().end();
             }
-            Change::Rename { to } if view.expanded => {
+            Change::Rename { to, dropped } if view.expanded => {
                 out.start_document("operationDescription").start_document("to");
-                out.append("db", to.database()).append("coll", to.collection()).end().end();
+                out.append("db", to.database()).append("coll", to.collection()).end();
+                if let Some(dropped) = dropped {
+                    out.append_value("dropTarget", Value::Binary { subtype: UUID_SUBTYPE, bytes: dropped });
+                }
+                out.end();
             }
             _ => {}
         }
@@ -273,6 +318,15 @@ pub fn key_of(doc: &Doc) -> Doc {
         key.append_element(id);
     }
     key.finish()
+}
+
+fn size(doc: &Option<Doc>) -> usize {
+    doc.as_ref().map_or(0, |doc| doc.bytes().len())
+}
+
+/// Bytes of a document's `_id`.
+fn id_bytes(doc: &Doc) -> usize {
+    doc.raw().element("_id").map_or(0, |id| id.raw_value().len())
 }
 
 /// The event that ends a stream whose collection or database is gone.
@@ -407,5 +461,48 @@ mod tests {
         let delete = event(Change::Delete { key: doc! { "_id": 1 } }).document(&View::default(), 1).unwrap();
         let names: Vec<_> = delete.raw().iter().map(|element| element.key()).collect();
         assert_eq!(names, ["_id", "operationType", "clusterTime", "wallTime", "ns", "documentKey"]);
+    }
+
+    #[test]
+    fn an_event_never_keeps_more_than_it_counts_for() {
+        let doc = doc! { "_id": "x".repeat(3000), "text": "y".repeat(5000) };
+        let (key, description) = (key_of(&doc), doc! { "updatedFields": { "text": "z".repeat(5000) } });
+        let to = Namespace::new(&"d".repeat(60), &"c".repeat(190)).unwrap();
+        let changes = [
+            Change::Insert { doc: doc.clone() },
+            Change::Replace { doc: doc.clone() },
+            Change::Update { key: key.clone(), description, after: Some(doc.clone()) },
+            Change::Delete { key },
+            Change::Create { options: doc.clone() },
+            Change::Modify { options: doc.clone() },
+            Change::CreateIndex { spec: doc.clone() },
+            Change::DropIndex { spec: doc.clone() },
+            Change::Drop,
+            Change::Rename { to: to.clone(), dropped: None },
+            Change::DropDatabase,
+        ];
+        for change in changes {
+            let mut event = Event::new(Timestamp::from_bits(u64::MAX), i64::MAX, to.clone(), [9; 16], change);
+            event.before = Some(doc.clone());
+            event.keeps_images = true;
+            let counted = event.bytes();
+            for full_document in [FullDocument::Default, FullDocument::UpdateLookup, FullDocument::Required] {
+                for before_change in [BeforeChange::Off, BeforeChange::WhenAvailable] {
+                    for expanded in [false, true] {
+                        let view = View { full_document, before_change, expanded };
+                        let size = event.document(&view, u32::MAX).unwrap().bytes().len();
+                        assert!(size <= event.shown_bytes(&view), "{:?} in {view:?}: {size}", event.change);
+                    }
+                }
+            }
+            let shown = [&event.plain, &event.with_lookup].into_iter().filter_map(OnceLock::get);
+            let shown: usize = shown.map(|doc| doc.bytes().len()).sum();
+            assert!(shown > 0 && shown + size(&event.before) + size_of::<Event>() <= counted);
+            if let Change::Insert { doc } | Change::Replace { doc } = &event.change {
+                assert!(shown + doc.bytes().len() + size(&event.before) <= counted);
+                assert!(event.with_lookup.get().is_none());
+            }
+            assert_eq!(event.bytes(), counted, "what was counted must be what is taken off");
+        }
     }
 }

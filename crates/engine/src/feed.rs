@@ -7,23 +7,26 @@
 //! The dispatcher evaluates each distinct pipeline at most once per event, away from the sequencer, and wakes only
 //! the streams of groups that matched (`groups.rs`). While few pipelines are followed, whoever publishes a few events
 //! delivers them at once instead: that costs less than waking the dispatcher, and the streams hear of it sooner. A
-//! stream that lags behind what its group remembers reads the ring itself.
+//! stream that lags behind what its group remembers reads the ring itself, and so does the stream of a pipeline that
+//! may take long: on a thread of its own, so that it holds up itself only.
 //!
 //! Invariants
 //! * Every stream sees events in the log's order, each at most once; a position is a time in the log.
 //! * A slow stream holds a position, not events. When its position falls out of the ring, it gets
 //!   `ChangeStreamHistoryLost` and nobody else notices.
-//! * Publishing never waits for a stream.
+//! * Publishing never waits for a stream, nor does any stream for another one's pipeline.
 
 use crate::event::{Event, Token, TokenKind, View};
 use crate::groups::{CHUNK, EventPipeline, Found, Group, GroupKey, Groups, Scope};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Result, Timestamp, code};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// How many events are delivered in one go; streams open between two goes.
 const DELIVERY_MAX: usize = 64;
@@ -31,8 +34,14 @@ const DELIVERY_MAX: usize = 64;
 const DELIVER_AT_ONCE_MAX: usize = 4;
 /// So many of the newest events are looked at before the others are searched.
 const NEAR: usize = 8;
+/// How long a stream of a pipeline that may take long evaluates before it delivers what it found.
+const ASIDE_TIME: Duration = Duration::from_millis(50);
+/// So many streams do so at one time; more wait for their turn.
+const ASIDE_MAX: usize = 4;
 /// Most events the ring keeps, whatever their size.
 const RING_EVENTS_MAX: usize = 1_000_000;
+/// The groups let go of what the ring has dropped once this part of its limit was dropped.
+const FORGET_SHARE: usize = 16;
 
 /// The feed.
 pub struct Feed {
@@ -47,7 +56,11 @@ struct Shared {
     abandoned: AtomicBool,
     /// Every group was given every event up to here.
     dispatched: AtomicU64,
+    /// Bytes that the ring had dropped when the groups last let go of what it dropped. Moved like the mark.
+    forgotten: AtomicU64,
     stopping: AtomicBool,
+    /// Turns for streams that evaluate events themselves.
+    aside: Arc<Semaphore>,
     wake: (Mutex<()>, Condvar),
     epoch: u32,
 }
@@ -57,6 +70,8 @@ struct Ring {
     events: VecDeque<Arc<Event>>,
     bytes: usize,
     bytes_max: usize,
+    /// Bytes of all events that were dropped.
+    dropped: u64,
     /// Everything later than this is in the ring.
     complete_after: Timestamp,
     last: Timestamp,
@@ -82,13 +97,16 @@ pub struct FeedStats {
 impl Feed {
     /// Starts the feed of a log whose last effect happened at `last`.
     pub fn start(epoch: u32, last: Timestamp, bytes_max: usize) -> std::io::Result<Feed> {
-        let ring = Ring { events: VecDeque::new(), bytes: 0, bytes_max, complete_after: last, last };
+        let ring =
+            Ring { events: VecDeque::new(), bytes: 0, bytes_max, dropped: 0, complete_after: last, last };
         let shared = Arc::new(Shared {
             ring: RwLock::new(ring),
             groups: Mutex::default(),
             abandoned: AtomicBool::new(false),
             dispatched: AtomicU64::new(last.bits()),
+            forgotten: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            aside: Arc::new(Semaphore::new(ASIDE_MAX)),
             wake: (Mutex::new(()), Condvar::new()),
             epoch,
         });
@@ -132,7 +150,25 @@ impl Feed {
     ) -> Result<ChangeStream> {
         self.shared.check_history(after)?;
         let group = self.shared.join(GroupKey { scope, view, stages }, pipeline);
-        Ok(ChangeStream { shared: self.shared.clone(), group, position: after, ended: false })
+        Ok(ChangeStream { shared: self.shared.clone(), group, position: after, owed: None, ended: false })
+    }
+
+    /// As [`Feed::follow`], after an event that its client has seen. If that event ended the stream, `invalidate` is
+    /// what comes next. It is not known of an event that the history no longer holds.
+    pub fn follow_event(
+        &self,
+        scope: Scope,
+        view: View,
+        stages: bytes::Bytes,
+        pipeline: Arc<dyn EventPipeline>,
+        seen: Timestamp,
+    ) -> Result<ChangeStream> {
+        let before = Timestamp::from_bits(seen.bits().saturating_sub(1));
+        let event = self.shared.ring.read().after(before, 1).pop().filter(|event| event.at == seen);
+        let owed = event.and_then(|event| scope.end_after(&event, self.shared.epoch));
+        let mut stream = self.follow(scope, view, stages, pipeline, seen)?;
+        stream.owed = owed;
+        Ok(stream)
     }
 
     /// What the ring holds.
@@ -171,7 +207,9 @@ impl Ring {
     fn trim(&mut self) {
         while self.events.len() > 1 && (self.bytes > self.bytes_max || self.events.len() > RING_EVENTS_MAX) {
             if let Some(event) = self.events.pop_front() {
-                self.bytes -= event.bytes();
+                let bytes = event.bytes();
+                self.bytes -= bytes;
+                self.dropped += bytes as u64;
                 self.complete_after = event.at;
             }
         }
@@ -249,10 +287,16 @@ impl Shared {
     /// Only who holds the groups moves the mark, so that no event is given twice.
     fn deliver(&self, groups: &Groups, count_max: usize) -> bool {
         let from = Timestamp::from_bits(self.dispatched.load(Ordering::Acquire));
-        let (events, last) = {
+        let forgotten = self.forgotten.load(Ordering::Relaxed);
+        let (events, last, forget) = {
             let ring = self.ring.read();
-            (ring.after(from, count_max), ring.last)
+            let is_much = ring.dropped - forgotten > (ring.bytes_max / FORGET_SHARE) as u64;
+            (ring.after(from, count_max), ring.last, is_much.then_some((ring.complete_after, ring.dropped)))
         };
+        if let Some((upto, dropped)) = forget {
+            groups.iter().for_each(|group| group.forget(upto));
+            self.forgotten.store(dropped, Ordering::Relaxed);
+        }
         // Fewer than asked for are all there are: times without an event are behind us too.
         let upto = match events.last() {
             Some(newest) if events.len() == count_max => newest.at,
@@ -277,6 +321,8 @@ pub struct ChangeStream {
     group: Arc<Group>,
     /// Everything up to here was delivered or did not concern the stream.
     position: Timestamp,
+    /// The event that ends the stream, if it is due before anything else.
+    owed: Option<Doc>,
     ended: bool,
 }
 
@@ -308,7 +354,7 @@ impl ChangeStream {
             let group = self.group.clone();
             let mut news = std::pin::pin!(group.news.notified());
             news.as_mut().enable();
-            let batch = self.take(count_max.max(1), bytes_max)?;
+            let batch = self.take(count_max.max(1), bytes_max).await?;
             if !batch.events.is_empty() || batch.ended || Instant::now() >= deadline {
                 return Ok(batch);
             }
@@ -317,14 +363,19 @@ impl ChangeStream {
     }
 
     /// What is there now.
-    fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
+    async fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
         let (mut events, mut bytes) = (Vec::new(), 0);
         let mut token = None;
+        if let Some(last) = self.owed.take() {
+            token = last.get("_id").and_then(|id| id.as_document()).map(|id| id.to_doc());
+            events.push(last);
+            self.ended = true;
+        }
         'more: while !self.ended && events.len() < count_max {
             if self.shared.stopping.load(Ordering::Acquire) {
-                return Err(Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down"));
+                return Err(shutting_down());
             }
-            let (found, seen_upto) = self.look()?;
+            let (found, seen_upto) = self.look().await?;
             let nothing = found.is_empty();
             for found in found {
                 let size =
@@ -364,7 +415,7 @@ impl ChangeStream {
     }
 
     /// What comes after the position, and up to where everything was looked at.
-    fn look(&self) -> Result<(Vec<Found>, Timestamp)> {
+    async fn look(&self) -> Result<(Vec<Found>, Timestamp)> {
         let dispatched = Timestamp::from_bits(self.shared.dispatched.load(Ordering::Acquire));
         if let Some(found) = self.group.recall(self.position) {
             let upto = if found.len() < CHUNK { dispatched } else { self.position };
@@ -377,13 +428,43 @@ impl ChangeStream {
         self.shared.check_history(self.position)?;
         let events = self.shared.ring.read().after(self.position, CHUNK);
         let upto = events.last().map_or(self.position, |event| event.at);
-        let found = events.iter().filter_map(|event| self.group.evaluate(event, self.shared.epoch)).collect();
-        Ok((found, upto))
+        let (group, epoch) = (self.group.clone(), self.shared.epoch);
+        if events.is_empty() || group.is_cheap() {
+            let found = events.iter().filter_map(|event| group.evaluate(event, epoch)).collect();
+            return Ok((found, upto));
+        }
+        let turn = self.shared.aside.clone().acquire_owned().await.map_err(|_| shutting_down())?;
+        // Who waits for it may go away: then it ends as soon as it looks.
+        let wanted = Arc::new(AtomicBool::new(true));
+        let _until_dropped = StopWanting(wanted.clone());
+        let interrupt = Interrupt::new(move || match wanted.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(Error::new(code::INTERRUPTED, "operation was interrupted")),
+        });
+        let work = move || {
+            let _turn = turn; // also if nobody waits for the result any more
+            interrupt.during(|| group.evaluate_for(ASIDE_TIME, &events, epoch))
+        };
+        let evaluated = tokio::task::spawn_blocking(work).await;
+        evaluated.map_err(|error| Error::new(code::INTERNAL_ERROR, format!("a pipeline failed: {error}")))
     }
 
     fn high_water(&self) -> Doc {
         Token { at: self.position, epoch: self.shared.epoch, kind: TokenKind::HighWater }.to_doc()
     }
+}
+
+/// Tells work that its result is not wanted any more.
+struct StopWanting(Arc<AtomicBool>);
+
+impl Drop for StopWanting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+fn shutting_down() -> Error {
+    Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down")
 }
 
 /// An event without its `_id` cannot be resumed from (MongoDB manual, change streams: modify output).
@@ -403,6 +484,9 @@ mod tests {
     use crate::event::{Change, key_of};
     use crate::namespace::Namespace;
     use rockdove_documents::{Scanned, Value, doc};
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
 
     struct Only(&'static str);
 
@@ -410,6 +494,10 @@ mod tests {
         fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
             let operation = event.get("operationType").and_then(|operation| operation.as_str());
             Ok((self.0.is_empty() || operation == Some(self.0)).then(|| event.doc().clone()))
+        }
+
+        fn is_cheap(&self) -> bool {
+            true
         }
     }
 
@@ -504,6 +592,57 @@ mod tests {
         assert!(follow(&feed, collection(), "", 50).is_err());
     }
 
+    /// What the groups remember: events and bytes, as they are and as they are counted.
+    fn remembered(feed: &Feed) -> (usize, usize) {
+        let groups: Vec<_> = feed.shared.groups().iter().cloned().collect();
+        groups.iter().map(|group| group.remembered()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+    }
+
+    fn large(n: u64, bytes: usize) -> Arc<Event> {
+        let doc = doc! { "_id": n as i64, "text": "x".repeat(bytes) };
+        Event::new(at(n), 0, Namespace::parse("a.b").unwrap(), [0; 16], Change::Insert { doc }).into()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn groups_remember_no_more_bytes_than_they_may() {
+        let feed = feed(1 << 30);
+        let mut streams: Vec<_> =
+            ["", "insert"].map(|only| follow(&feed, collection(), only, 0).unwrap()).into();
+        for n in 1..=200 {
+            feed.publish(vec![large(n, 100_000)], at(n));
+        }
+        for stream in &mut streams {
+            // The streams see all of them: what their group has forgotten they read from the ring.
+            assert_eq!(ids(stream, 200).await, (1..=200).collect::<Vec<i64>>());
+        }
+        let (events, bytes) = remembered(&feed);
+        assert!(events > 2 && bytes <= 2 * (4 << 20), "{events} events, {bytes} bytes");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn groups_let_go_of_what_the_ring_has_dropped() {
+        let feed = feed(500_000);
+        let mut read = follow(&feed, collection(), "", 0).unwrap();
+        let other = Scope::Collection(Namespace::parse("a.c").unwrap());
+        let mut slow = follow(&feed, other, "", 0).unwrap();
+        for n in 1..=20 {
+            feed.publish(vec![large(n, 10_000)], at(n));
+        }
+        feed.publish(vec![insert(21, "a.c")], at(21));
+        assert_eq!(ids(&mut read, 20).await, (1..=20).collect::<Vec<i64>>());
+        assert_eq!(remembered(&feed).0, 21);
+        // Nothing more concerns these groups, but the ring moves on.
+        for n in 22..=2000 {
+            feed.publish(vec![insert(n, "a.d")], at(n));
+        }
+        let mut last = follow(&feed, Scope::Cluster, "", 1999).unwrap();
+        assert_eq!(ids(&mut last, 1).await, [2000]);
+        assert!(feed.stats().complete_after > at(21));
+        assert!(read.group.remembered().1 <= 64 << 10);
+        // A little is kept for who has not read it yet.
+        assert_eq!(ids(&mut slow, 1).await, [21]);
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_drop_ends_a_collection_stream_with_invalidate() {
         let feed = feed(1 << 20);
@@ -524,14 +663,54 @@ mod tests {
         assert_eq!(key_of(&doc! { "a": 1, "_id": 2 }), doc! { "_id": 2 });
     }
 
-    #[tokio::test(flavor = "multi_thread")]
+    /// Waits in every evaluation until it is let on.
+    struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl EventPipeline for Slow {
+        fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
+            let let_on = self.0.lock().recv_timeout(Duration::from_secs(30));
+            let_on.map_err(|error| Error::bad_value(error.to_string()))?;
+            Ok(Some(event.doc().clone()))
+        }
+
+        fn is_cheap(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_slow_pipeline_holds_up_its_own_stream_only() {
+        let feed = feed(1 << 20);
+        let (let_on, slow) = std::sync::mpsc::channel();
+        let slow = Arc::new(Slow(Mutex::new(slow)));
+        let stages = bytes::Bytes::from_static(b"slow");
+        let mut slow = feed.follow(collection(), View::default(), stages, slow, at(0)).unwrap();
+        let mut quick = follow(&feed, collection(), "", 0).unwrap();
+        let mut cancelled = Box::pin(slow.next(9, 1 << 20, Duration::from_secs(30)));
+        for n in 1..=3 {
+            feed.publish(vec![insert(n, "a.b")], at(n)); // does not wait for the slow pipeline
+            let waits = poll_fn(|context| Poll::Ready(cancelled.as_mut().poll(context).is_pending())).await;
+            assert!(waits, "nothing was let on");
+            assert_eq!(ids(&mut quick, 1).await, [n as i64]);
+        }
+        drop(cancelled);
+        (0..10).for_each(|_| let_on.send(()).unwrap());
+        assert_eq!(ids(&mut slow, 3).await, [1, 2, 3], "a cancelled wait loses nothing");
+        drop(let_on);
+        let turns =
+            tokio::time::timeout(Duration::from_secs(5), feed.shared.aside.acquire_many(ASIDE_MAX as u32));
+        assert!(turns.await.is_ok(), "turns come back");
+    }
+
+    #[tokio::test]
     async fn a_waiting_stream_is_told_of_the_shutdown() {
         let feed = feed(1 << 20);
         let mut stream = follow(&feed, collection(), "", 0).unwrap();
-        let waiting = tokio::spawn(async move { stream.next(1, 1, Duration::from_secs(30)).await });
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut waiting = pin!(stream.next(1, 1, Duration::from_secs(30)));
+        let waits = poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await;
+        assert!(waits, "there is no event");
         feed.stop();
-        let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap();
         assert_eq!(ended.unwrap_err().code.number, 91);
     }
 }

@@ -1,28 +1,24 @@
-//! Reading: a query over a snapshot, evaluated lazily.
+//! Reading: a query over a snapshot, evaluated lazily. Each candidate counts as a step that an interrupt can end.
 
 use crate::collection::Collection;
 use crate::command::Hint;
 use crate::engine::Engine;
 use crate::namespace::Namespace;
-use crate::plan;
+use crate::plan::{self, Plan};
 use crate::scan::Scan;
 use crate::state::State;
-use crate::statement::check_deadline;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, Result};
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Documents that a sort without an index may hold, in bytes (MongoDB manual, limits: 100 MiB).
 const SORT_BYTES_MAX: usize = 100 << 20;
-/// The deadline is looked at once per so many candidates.
-const DEADLINE_EVERY: u32 = 256;
 
 /// A query.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Find {
     /// Where.
     pub ns: Namespace,
@@ -38,14 +34,12 @@ pub struct Find {
     pub limit: u64,
     /// Which index to use.
     pub hint: Option<Hint>,
-    /// When to give up.
-    pub deadline: Option<Instant>,
 }
 
 impl Find {
     /// All documents of a collection that match `filter`.
     pub fn new(ns: Namespace, filter: Filter) -> Find {
-        Find { ns, filter, sort: None, projection: None, skip: 0, limit: 0, hint: None, deadline: None }
+        Find { ns, filter, sort: None, projection: None, skip: 0, limit: 0, hint: None }
     }
 }
 
@@ -56,8 +50,6 @@ pub struct Documents {
     projection: Option<Projection>,
     skip: u64,
     left: Option<u64>,
-    deadline: Option<Instant>,
-    candidates: u32,
 }
 
 enum Source {
@@ -77,23 +69,73 @@ impl Engine {
 
 /// Starts a query on a snapshot.
 pub fn find_in(state: &State, find: Find) -> Result<Documents> {
-    let Find { ns, filter, sort, projection, skip, limit, hint, deadline } = find;
-    let left = (limit > 0).then_some(limit);
-    let mut documents =
-        Documents { source: Source::Nothing, filter, projection, skip, left, deadline, candidates: 0 };
-    let Some(collection) = state.collection(&ns) else {
-        return Ok(documents);
-    };
-    let plan = plan::choose(collection, &documents.filter, sort.as_ref(), hint.as_ref())?;
-    let scan = Scan::new(collection.clone(), plan);
-    documents.source = match sort {
-        Some(sort) if !scan.in_order() => {
-            let keep = limit.checked_add(skip).filter(|_| limit > 0);
-            Source::Sorted(documents.sorted(scan, &sort, keep)?.into_iter())
+    Query::plan(state, find)?.documents()
+}
+
+/// A query on a snapshot with its plan, not yet carried out.
+#[derive(Clone)]
+pub struct Query {
+    find: Find,
+    /// The collection as it is read, and how; `None` if there is no such collection.
+    planned: Option<(Arc<Collection>, Plan)>,
+}
+
+impl Query {
+    /// Plans a query.
+    ///
+    /// # Errors
+    /// 2 (BadValue) for a hint to an index that is not there.
+    pub fn plan(state: &State, find: Find) -> Result<Query> {
+        let planned = match state.collection(&find.ns) {
+            None => None,
+            Some(collection) => {
+                let plan = plan::choose(collection, &find.filter, find.sort.as_ref(), find.hint.as_ref())?;
+                Some((collection.clone(), plan))
+            }
+        };
+        Ok(Query { find, planned })
+    }
+
+    /// Whether asking about a document is little work: nothing is computed that may take long.
+    pub fn is_cheap(&self) -> bool {
+        self.find.filter.is_cheap() && self.find.projection.as_ref().is_none_or(Projection::is_cheap)
+    }
+
+    /// Whether carrying it out may look at more than `candidates_max` documents. Counts that many index entries at
+    /// most.
+    pub fn looks_at_more_than(&self, candidates_max: usize) -> bool {
+        self.planned
+            .as_ref()
+            .is_some_and(|(collection, plan)| plan.reads_more_than(collection, candidates_max))
+    }
+
+    /// Starts it. Sorting without an index reads all matching documents here.
+    pub fn documents(self) -> Result<Documents> {
+        let Find { ns: _, filter, sort, projection, skip, limit, hint: _ } = self.find;
+        let left = (limit > 0).then_some(limit);
+        let mut documents = Documents { source: Source::Nothing, filter, projection, skip, left };
+        let Some((collection, plan)) = self.planned else { return Ok(documents) };
+        let scan = Scan::new(collection, plan);
+        documents.source = match sort {
+            Some(sort) if !scan.in_order() => {
+                let keep = limit.checked_add(skip).filter(|_| limit > 0);
+                Source::Sorted(documents.sorted(scan, &sort, keep)?.into_iter())
+            }
+            _ => Source::Scan(scan),
+        };
+        Ok(documents)
+    }
+
+    /// How many documents match, without building them.
+    pub fn count(mut self) -> Result<u64> {
+        if self.find.filter.is_all() {
+            let whole = self.planned.map_or(0, |(collection, _)| collection.len() as u64);
+            let rest = whole.saturating_sub(self.find.skip);
+            return Ok(if self.find.limit > 0 { rest.min(self.find.limit) } else { rest });
         }
-        _ => Source::Scan(scan),
-    };
-    Ok(documents)
+        (self.find.sort, self.find.projection) = (None, None);
+        self.documents()?.try_fold(0, |count, doc| doc.map(|_| count + 1))
+    }
 }
 
 /// A document with its sort key; ties keep the order of the scan.
@@ -155,10 +197,6 @@ impl Documents {
 
     /// Whether a candidate matches; with the position of the array element that did.
     fn check(&mut self, doc: &Doc) -> Result<Option<Option<usize>>> {
-        self.candidates += 1;
-        if self.candidates.is_multiple_of(DEADLINE_EVERY) {
-            check_deadline(self.deadline)?;
-        }
         let mut positional = None;
         Ok(self.filter.matches_positional(doc.raw(), &mut positional)?.then_some(positional))
     }
@@ -213,16 +251,7 @@ impl Iterator for Documents {
 
 /// How many documents match, without building them.
 pub fn count(state: &State, find: Find) -> Result<u64> {
-    let whole = match state.collection(&find.ns) {
-        None => Some(0),
-        Some(collection) => find.filter.is_all().then(|| collection.len() as u64),
-    };
-    if let Some(whole) = whole {
-        let rest = whole.saturating_sub(find.skip);
-        return Ok(if find.limit > 0 { rest.min(find.limit) } else { rest });
-    }
-    find_in(state, Find { sort: None, projection: None, ..find })?
-        .try_fold(0, |count, doc| doc.map(|_| count + 1))
+    Query::plan(state, find)?.count()
 }
 
 /// What `explain` says of a query: the plan and what carrying it out looked at.
@@ -253,22 +282,4 @@ pub fn explain(state: &State, find: &Find, run: bool) -> Result<Option<Explained
         explained.returned = if find.limit > 0 { after_skip.min(find.limit) } else { after_skip };
     }
     Ok(Some(explained))
-}
-
-/// Calls `each` with every matching document.
-pub fn for_each_match(
-    collection: &Arc<Collection>,
-    find: &Find,
-    mut each: impl FnMut(&Doc) -> Result<()>,
-) -> Result<()> {
-    let plan = plan::choose(collection, &find.filter, None, find.hint.as_ref())?;
-    for (position, (_, doc)) in Scan::new(collection.clone(), plan).enumerate() {
-        if position % DEADLINE_EVERY as usize == 0 {
-            check_deadline(find.deadline)?;
-        }
-        if find.filter.matches(doc.raw())? {
-            each(&doc)?;
-        }
-    }
-    Ok(())
 }

@@ -7,10 +7,11 @@
 //! Streams of one scope, view and pipeline are one group. An event is put together and scanned once for each
 //! view. Most pipelines need some field to have one of a few values ([`EventPipeline::needs`]): these are found
 //! by the event's own values, so that what cannot match costs nothing. Only the others are asked one by one.
+//! A pipeline that may take long is not asked here at all: its streams are woken, and ask it themselves.
 //!
 //! Invariants
 //! * A group that an event's values do not lead to would have left the event out.
-//! * Events are remembered in the log's order.
+//! * Events are remembered in the log's order, within limits; only a few of them longer than the ring has them.
 
 use crate::event::{Change, Event, View, invalidate};
 use crate::namespace::Namespace;
@@ -23,10 +24,18 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How many events a group remembers for its streams; what is older they read from the ring.
 const GROUP_EVENTS_MAX: usize = 4096;
+/// How many bytes of them, unless the newest alone is larger.
+const GROUP_BYTES_MAX: usize = 4 << 20;
+/// How many bytes of those that the ring has dropped: a slow stream of a quiet pipeline gets its events however busy
+/// the others are.
+const GROUP_BYTES_KEPT: usize = 64 << 10;
+/// `complete_after` of a group that is never given an event.
+const NOTHING_KNOWN: Timestamp = Timestamp { time: u32::MAX, increment: u32::MAX };
 /// Most events that a group tells at once.
 pub const CHUNK: usize = 512;
 
@@ -45,6 +54,10 @@ pub enum Scope {
 pub trait EventPipeline: Send + Sync {
     /// The event as the stages leave it; `None` if they leave it out.
     fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>>;
+
+    /// Whether [`EventPipeline::apply`] takes little time for sure. What may take long is not evaluated where others
+    /// wait for it, but by each stream for itself.
+    fn is_cheap(&self) -> bool;
 
     /// Lists of equalities: an event that the stages let through has at least one of each list. Events without
     /// are not even offered.
@@ -74,6 +87,8 @@ struct Bucket {
     by_stages: HashMap<bytes::Bytes, usize>,
     /// Those that any event may concern.
     unbound: Vec<usize>,
+    /// Those whose streams look at every event themselves.
+    dear: Vec<usize>,
     /// Paths where the others need a value.
     paths: Vec<Path>,
     /// The others by what they need: number of the path, encoded value.
@@ -86,6 +101,7 @@ struct Bucket {
 pub struct Group {
     key: GroupKey,
     pipeline: Arc<dyn EventPipeline>,
+    is_cheap: bool,
     /// How many streams follow it.
     streams: AtomicUsize,
     pub matched: Mutex<Matched>,
@@ -94,6 +110,8 @@ pub struct Group {
 
 pub struct Matched {
     events: VecDeque<Found>,
+    /// Bytes of `events`.
+    bytes: usize,
     /// Everything later than this that matched is in `events`.
     pub complete_after: Timestamp,
 }
@@ -118,9 +136,11 @@ impl Groups {
         let group = match bucket.by_stages.get(&key.stages) {
             Some(known) => bucket.groups[*known].clone(),
             None => {
-                let matched = Mutex::new(Matched { events: VecDeque::new(), complete_after });
+                let is_cheap = pipeline.is_cheap();
+                let complete_after = if is_cheap { complete_after } else { NOTHING_KNOWN };
+                let matched = Mutex::new(Matched { events: VecDeque::new(), bytes: 0, complete_after });
                 let (streams, news) = (AtomicUsize::new(0), Notify::new());
-                let group = Arc::new(Group { key, pipeline, streams, matched, news });
+                let group = Arc::new(Group { key, pipeline, is_cheap, streams, matched, news });
                 bucket.add(group.clone());
                 group
             }
@@ -157,7 +177,7 @@ impl Groups {
             Scope::Database(event.ns.database().to_string()),
             Scope::Cluster,
         ];
-        if let Change::Rename { to } = &event.change
+        if let Change::Rename { to, .. } = &event.change
             && *to != event.ns
         {
             scopes.push(Scope::Collection(to.clone()));
@@ -180,7 +200,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(event: &Event, scope: &Scope, view: &View, epoch: u32) -> Prepared {
-        let invalidate = scope.ends_with(event).then(|| invalidate(event.at, event.wall_ms, epoch));
+        let invalidate = scope.end_after(event, epoch);
         Prepared { at: event.at, doc: event.document(view, epoch), invalidate }
     }
 
@@ -192,6 +212,12 @@ impl Prepared {
 impl Bucket {
     fn add(&mut self, group: Arc<Group>) {
         let number = self.groups.len();
+        if !group.is_cheap() {
+            self.dear.push(number);
+            self.by_stages.insert(group.key.stages.clone(), number);
+            self.groups.push(group);
+            return;
+        }
         // The list that few events meet: types of operation and names are common, and so is what is missing.
         let common = |path: &Path| matches!(path.parts()[0].name(), "operationType" | "ns");
         let rating = |list: &Alternatives<'_>| {
@@ -241,6 +267,7 @@ impl Bucket {
         let scanned = Scanned::new(doc);
         let mut numbers = self.unbound.clone();
         self.find_bound(&scanned, &mut numbers);
+        news.extend(self.dear.iter().map(|number| self.groups[*number].clone()));
         for number in numbers {
             self.offer(number, event, Ok(&scanned), news);
         }
@@ -274,6 +301,9 @@ impl Bucket {
         news: &mut Vec<Arc<Group>>,
     ) {
         let group = &self.groups[number];
+        if !group.is_cheap() {
+            return news.push(group.clone());
+        }
         if let Some(found) = group.judge(event, scanned) {
             group.remember(found);
             news.push(group.clone());
@@ -312,6 +342,11 @@ impl Group {
         self.streams.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether it is given events; otherwise its streams evaluate each event themselves.
+    pub fn is_cheap(&self) -> bool {
+        self.is_cheap
+    }
+
     /// What of `event` concerns the group's streams.
     pub fn evaluate(&self, event: &Event, epoch: u32) -> Option<Found> {
         if !self.key.scope.contains(event) || !event.is_visible(&self.key.view) {
@@ -320,6 +355,20 @@ impl Group {
         let event = Prepared::new(event, &self.key.scope, &self.key.view, epoch);
         let scanned = event.scan();
         self.judge(&event, scanned.as_ref())
+    }
+
+    /// Evaluates events, one at least, until they or the time is over: what of them concerns the group's streams, and
+    /// up to where it got.
+    pub fn evaluate_for(&self, time: Duration, events: &[Arc<Event>], epoch: u32) -> (Vec<Found>, Timestamp) {
+        let (begin, mut found, mut upto) = (Instant::now(), Vec::new(), Timestamp::default());
+        for event in events {
+            found.extend(self.evaluate(event, epoch));
+            upto = event.at;
+            if begin.elapsed() >= time {
+                break;
+            }
+        }
+        (found, upto)
     }
 
     fn judge(&self, event: &Prepared, scanned: Result<&Scanned<'_>, &Error>) -> Option<Found> {
@@ -332,12 +381,31 @@ impl Group {
 
     fn remember(&self, found: Found) {
         let mut matched = self.matched.lock();
+        matched.bytes += found.bytes();
         matched.events.push_back(found);
-        while matched.events.len() > GROUP_EVENTS_MAX {
-            if let Some(dropped) = matched.events.pop_front() {
-                matched.complete_after = dropped.at;
-            }
+        while matched.events.len() > GROUP_EVENTS_MAX
+            || (matched.bytes > GROUP_BYTES_MAX && matched.events.len() > 1)
+        {
+            matched.drop_oldest();
         }
+    }
+
+    /// Lets go of what happened up to `upto`, but for a little.
+    pub fn forget(&self, upto: Timestamp) {
+        let mut matched = self.matched.lock();
+        while matched.bytes > GROUP_BYTES_KEPT && matched.events.front().is_some_and(|found| found.at <= upto)
+        {
+            matched.drop_oldest();
+        }
+    }
+
+    /// How many events it remembers and their bytes, counted anew.
+    #[cfg(test)]
+    pub fn remembered(&self) -> (usize, usize) {
+        let matched = self.matched.lock();
+        let bytes = matched.events.iter().map(Found::bytes).sum();
+        assert_eq!(matched.bytes, bytes);
+        (matched.events.len(), bytes)
     }
 
     /// What the group remembers after `after`; `None` if it no longer knows all of it.
@@ -351,12 +419,29 @@ impl Group {
     }
 }
 
+impl Matched {
+    fn drop_oldest(&mut self) {
+        if let Some(dropped) = self.events.pop_front() {
+            self.bytes -= dropped.bytes();
+            self.complete_after = self.complete_after.max(dropped.at);
+        }
+    }
+}
+
+impl Found {
+    /// Bytes it keeps in memory, although it may share them with the event.
+    fn bytes(&self) -> usize {
+        let size = |doc: &Option<Doc>| doc.as_ref().map_or(0, |doc| doc.bytes().len());
+        size_of::<Found>() + self.doc.as_ref().map_or(0, size) + size(&self.invalidate)
+    }
+}
+
 impl Scope {
     fn contains(&self, event: &Event) -> bool {
         match self {
             Scope::Collection(ns) => match &event.change {
                 Change::DropDatabase => false,
-                Change::Rename { to } => event.ns == *ns || to == ns,
+                Change::Rename { to, .. } => event.ns == *ns || to == ns,
                 _ => event.ns == *ns,
             },
             Scope::Database(name) => {
@@ -364,6 +449,12 @@ impl Scope {
             }
             Scope::Cluster => !event.ns.is_internal(),
         }
+    }
+
+    /// The last event of a stream of this scope, if `event` is what ends it.
+    pub fn end_after(&self, event: &Event, epoch: u32) -> Option<Doc> {
+        let ends = self.contains(event) && self.ends_with(event);
+        ends.then(|| invalidate(event.at, event.wall_ms, epoch))
     }
 
     /// Whether what the stream follows is gone after `event` (MongoDB manual, "invalidate Event").
@@ -388,6 +479,10 @@ mod tests {
     impl EventPipeline for Match {
         fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
             Ok(self.0.matches_scanned(event)?.then(|| event.doc().clone()))
+        }
+
+        fn is_cheap(&self) -> bool {
+            true
         }
 
         fn needs(&self) -> Vec<Alternatives<'_>> {

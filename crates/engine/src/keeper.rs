@@ -1,8 +1,12 @@
-//! The keeper: one thread that deletes expired documents on time and writes checkpoints.
+//! The keeper: one thread that deletes expired documents on time, writes checkpoints and watches the disk.
 //!
 //! It reads snapshots and asks the sequencer like anybody else; it holds nothing that the engine waits for.
 
+use crate::checkpoint::{self, Lineage};
+use crate::effects::CollectionNumber;
 use crate::engine::{Options, save_checkpoint};
+use crate::limits::{Disk, Memory};
+use crate::open::SinceCheckpoint;
 use crate::sequencer::Request;
 use crate::state::State;
 use crate::statement::has_expired;
@@ -12,11 +16,20 @@ use rockdove_journal::Journal;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// How often it looks: expired documents go at most this late, and the time their deletion takes.
 const EVERY: Duration = Duration::from_millis(250);
+
+/// While the disk is short a checkpoint is tried this often at most.
+const SHORT_EVERY: Duration = Duration::from_secs(1);
+
+/// What is watched.
+pub struct Limits {
+    pub memory: Arc<Memory>,
+    pub disk: Arc<Disk>,
+}
 
 /// The running thread; dropping it stops and joins it.
 pub struct Keeper {
@@ -27,32 +40,42 @@ pub struct Keeper {
 struct Work {
     state: Weak<ArcSwap<State>>,
     requests: mpsc::WeakSender<Request>,
+    limits: Limits,
     options: Options,
     journal: Option<(Journal, PathBuf)>,
-    epoch: u32,
-    /// The journal's last entry and the checkpoint's size when the last checkpoint was written.
+    lineage: Lineage,
+    /// The log's size on disk when the last checkpoint was written; at opening, as if what the checkpoint does not
+    /// contain had come after it.
     log_bytes_then: u64,
+    /// The last checkpoint's size.
     checkpoint_bytes: u64,
+    /// When a checkpoint was last tried because the disk is short.
+    tried: Option<Instant>,
 }
 
 impl Keeper {
     /// Starts the thread.
     pub fn start(
         state: Weak<ArcSwap<State>>,
+        limits: Limits,
         requests: mpsc::WeakSender<Request>,
         options: &Options,
         journal: Option<Journal>,
-        epoch: u32,
+        since: SinceCheckpoint,
+        lineage: Lineage,
     ) -> std::io::Result<Keeper> {
+        let log_bytes = journal.as_ref().map_or(0, Journal::disk_bytes);
         let journal = journal.zip(options.dir.clone());
         let mut work = Work {
             state,
             requests,
+            limits,
             options: options.clone(),
-            log_bytes_then: 0,
-            checkpoint_bytes: 0,
+            log_bytes_then: log_bytes.saturating_sub(since.log_bytes),
+            checkpoint_bytes: since.checkpoint_bytes,
+            tried: None,
             journal,
-            epoch,
+            lineage,
         };
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let stopped = stop.clone();
@@ -95,38 +118,64 @@ impl Work {
             for spec in collection.indexes().iter().map(|index| &index.spec) {
                 let Some(seconds) = spec.expire_after_seconds else { continue };
                 let upto_ms = now.saturating_sub(seconds.saturating_mul(1000));
-                while has_expired(collection, &spec.name, upto_ms) {
-                    let (reply, answer) = oneshot::channel();
-                    let request = Request::Expire {
-                        collection: collection.info.number,
-                        index: spec.name.clone(),
-                        upto_ms,
-                        reply,
-                    };
-                    // Fewer than asked for: nothing is left for now (the snapshot still shows the deleted ones).
-                    if self.ask(request, answer).is_none_or(|deleted| deleted == 0) {
-                        break;
-                    }
+                if has_expired(collection, &spec.name, upto_ms) {
+                    self.delete_expired(collection.info.number, &spec.name, upto_ms);
                 }
             }
         }
     }
 
-    /// Writes a checkpoint when the log has grown enough since the last.
+    /// Has documents deleted until there are none left, some at a time: other requests come in between.
+    fn delete_expired(&self, collection: CollectionNumber, index: &str, upto_ms: i64) {
+        loop {
+            let (reply, answer) = oneshot::channel();
+            let request = Request::Expire { collection, index: index.into(), upto_ms, reply };
+            if self.ask(request, answer).is_none_or(|deleted| deleted == 0) {
+                return;
+            }
+        }
+    }
+
+    /// Writes a checkpoint when the log has grown enough since the last, or when the disk is short and the log would
+    /// shrink by it.
     fn checkpoint(&mut self) {
         let Some((journal, dir)) = &self.journal else { return };
-        let written = journal.disk_bytes();
-        let grown = written.saturating_sub(self.log_bytes_then);
-        if grown < self.options.checkpoint_bytes.max(self.checkpoint_bytes) {
+        let free = self.limits.disk.look(self.limits.memory.used_bytes());
+        let is_short = self.limits.disk.is_short() || journal.is_short_of_space();
+        let grown = journal.disk_bytes().saturating_sub(self.log_bytes_then);
+        let is_due = grown >= self.options.checkpoint_bytes.max(self.checkpoint_bytes);
+        if is_short {
+            // One that cannot fit is not begun: it would take the last space from the deletions.
+            let Some(state) = self.state.upgrade() else { return };
+            let fits = checkpoint::bytes_of(&state.load()) <= free;
+            let shrinks = is_due || journal.bytes_before(journal.written() + 1) > 0;
+            if !fits || !shrinks || self.tried.is_some_and(|tried| tried.elapsed() < SHORT_EVERY) {
+                return self.retry_space();
+            }
+            self.tried = Some(Instant::now());
+        } else if !is_due {
             return;
         }
         let (reply, answer) = oneshot::channel();
-        let Some(data) = self.ask(Request::Checkpoint(reply), answer) else { return };
-        match save_checkpoint(dir, &data, self.epoch, journal) {
+        let Some(mut data) = self.ask(Request::Checkpoint(reply), answer) else { return };
+        if is_short {
+            data.wanted_from = data.index + 1; // space goes before history: change streams still have it in memory
+        }
+        match save_checkpoint(dir, &data, self.lineage, journal) {
             Ok(bytes) => self.checkpoint_bytes = bytes,
             Err(reason) => tracing::error!(reason, "no checkpoint was written; the log keeps growing"),
         }
         self.log_bytes_then = journal.disk_bytes();
+        self.retry_space();
+    }
+
+    /// Has the log's next segment made ready once more if there was no space for it, but a checkpoint's comes first.
+    fn retry_space(&self) {
+        let Some((journal, _)) = &self.journal else { return };
+        let wanted = self.limits.memory.used_bytes();
+        if self.limits.disk.look(wanted) >= wanted.saturating_add(self.options.segment_bytes) {
+            journal.retry_space();
+        }
     }
 
     fn ask<R>(&self, request: Request, answer: oneshot::Receiver<R>) -> Option<R> {

@@ -17,6 +17,10 @@
 //! This crate never knows a protocol or a socket.
 #![forbid(unsafe_code)]
 
+#[cfg(fuzzing)]
+#[allow(missing_docs)]
+pub mod checkpoint;
+#[cfg(not(fuzzing))]
 mod checkpoint;
 mod clock;
 mod collection;
@@ -36,6 +40,7 @@ mod index;
 mod keeper;
 mod limits;
 mod log;
+mod multi;
 mod namespace;
 mod open;
 mod plan;
@@ -44,6 +49,7 @@ mod sequencer;
 mod sessions;
 mod state;
 mod statement;
+mod term;
 mod tree;
 mod trie;
 
@@ -54,7 +60,7 @@ pub use effects::copied_into_log;
 pub use engine::{Engine, Options, StartAt};
 pub use event::{BeforeChange, FullDocument, Token, TokenKind, View};
 pub use feed::{Batch, ChangeStream, FeedStats};
-pub use find::{Documents, Explained, Find, count, explain, find_in, for_each_match};
+pub use find::{Documents, Explained, Find, Query, count, explain, find_in};
 pub use groups::{EventPipeline, Scope};
 pub use index::{ID_INDEX, Index, IndexSpec};
 pub use limits::Memory;

@@ -10,6 +10,12 @@ pub enum CommitError {
     /// The disk is full; later batches may succeed again.
     #[error("the disk that holds the log is full: {0}")]
     NoSpace(String),
+    /// The batch is larger than the log takes; others may succeed.
+    #[error("the log does not take the batch: {0}")]
+    TooLarge(String),
+    /// The log could not take the batch this time; the same may succeed later.
+    #[error("the log refused the batch: {0}")]
+    Refused(String),
     /// The log is broken until the server is started again.
     #[error("the log cannot be written: {0}")]
     Failed(String),
@@ -25,6 +31,11 @@ pub trait CommitLog: Send {
 
     /// Everything up to this position is durable.
     fn synced(&self) -> u64;
+
+    /// Whether there is no space for much more: only what makes space should be appended.
+    fn is_short(&self) -> bool {
+        false
+    }
 
     /// Ends the log cleanly.
     fn close(self: Box<Self>) -> Result<(), String>;
@@ -64,7 +75,9 @@ pub struct JournalLog {
 impl CommitLog for JournalLog {
     fn append(&mut self, parts: &[&[u8]], time_ns: u64) -> Result<u64, CommitError> {
         self.writer.append(parts, time_ns).map_err(|error| match error {
-            AppendError::NoSpace { .. } => CommitError::NoSpace(error.to_string()),
+            AppendError::NoSpace(_) => CommitError::NoSpace(error.to_string()),
+            AppendError::TooLarge { .. } => CommitError::TooLarge(error.to_string()),
+            AppendError::Segment(_) => CommitError::Refused(error.to_string()),
             error => CommitError::Failed(error.to_string()),
         })
     }
@@ -77,7 +90,27 @@ impl CommitLog for JournalLog {
         self.journal.synced()
     }
 
+    fn is_short(&self) -> bool {
+        self.journal.is_short_of_space()
+    }
+
     fn close(self: Box<Self>) -> Result<(), String> {
         self.writer.close().map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_too_large_is_refused_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (journal, writer, _) = Journal::open(dir.path(), Default::default()).unwrap();
+        let mut log = JournalLog { journal, writer };
+        let half = vec![0; (rockdove_journal::PAYLOAD_BYTES_MAX / 2) as usize];
+        let refused = log.append(&[&half, &half, b"x"], 1).unwrap_err();
+        assert!(matches!(refused, CommitError::TooLarge(_)), "{refused}");
+        assert_eq!(log.append(&[b"x"], 1).unwrap(), 1);
     }
 }

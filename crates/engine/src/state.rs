@@ -6,6 +6,7 @@
 //! * An effect that fails changed nothing.
 
 use crate::collection::{Collection, CollectionInfo, Scratch};
+use crate::command::WriteError;
 use crate::effects::{CollectionNumber, Effect};
 use crate::event::{Change, Event, Uuid};
 use crate::index::IndexSpec;
@@ -124,7 +125,7 @@ impl State {
         effect: &Effect,
         after: Option<Doc>,
         scratch: &mut Scratch,
-    ) -> Result<Option<Event>> {
+    ) -> Result<Option<Event>, WriteError> {
         let event = self.change(at, effect, after, scratch)?;
         self.at = at;
         Ok(event.map(|(info, change, before)| {
@@ -141,7 +142,7 @@ impl State {
         effect: &Effect,
         after: Option<Doc>,
         scratch: &mut Scratch,
-    ) -> Result<Option<(Arc<CollectionInfo>, Change, Option<Doc>)>> {
+    ) -> Result<Option<(Arc<CollectionInfo>, Change, Option<Doc>)>, WriteError> {
         Ok(Some(match effect {
             Effect::Insert { collection, record, doc } => {
                 let info = self.modify(*collection, |c| {
@@ -225,8 +226,8 @@ impl State {
     fn modify(
         &mut self,
         number: CollectionNumber,
-        change: impl FnOnce(&mut Collection) -> Result<()>,
-    ) -> Result<Arc<CollectionInfo>> {
+        change: impl FnOnce(&mut Collection) -> Result<(), WriteError>,
+    ) -> Result<Arc<CollectionInfo>, WriteError> {
         let slot = self.collections.get_mut(u64::from(number)).ok_or_else(|| unknown(number))?;
         let collection = Arc::make_mut(slot);
         let before = weight(collection);
@@ -286,7 +287,7 @@ impl State {
         let all = Arc::make_mut(&mut self.names);
         all.remove(&old.ns);
         all.insert(to.clone(), number);
-        Ok((old, Change::Rename { to }, None))
+        Ok((old, Change::Rename { to, dropped: drop_target(names) }, None))
     }
 }
 
@@ -304,6 +305,14 @@ fn weight(collection: &Collection) -> u64 {
 
 fn unknown(number: CollectionNumber) -> Error {
     Error::new(code::INTERNAL_ERROR, format!("collection {number} of the log is not there"))
+}
+
+/// The collection that was dropped for a renamed one.
+pub fn drop_target(names: &Doc) -> Option<Uuid> {
+    match names.get("dropTarget") {
+        Some(Value::Binary { bytes, .. }) => bytes.try_into().ok(),
+        _ => None,
+    }
 }
 
 /// The `uuid` field of a collection's description in the log.

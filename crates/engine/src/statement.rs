@@ -3,26 +3,32 @@
 //! Semantics follow the MongoDB manual: an update counts what matched and what changed, a change that changes
 //! nothing has no effect and no event, an upsert takes its fields from the filter's equalities.
 
-use crate::collection::{Collection, CollectionInfo, key_value};
+use crate::collection::{Collection, CollectionInfo};
 use crate::command::{
-    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, UpdateStatement, WriteError,
+    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, Statement, UpdateStatement,
+    WriteError,
 };
 use crate::effects::{CollectionNumber, Effect, RecordNumber};
 use crate::event::key_of;
 use crate::index::record_of;
+use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::scan;
 use crate::sequencer::{Batch, Sequencer};
 use rockdove_documents::filter::Filter;
+use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::key::{Direction, encode_key};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, check_id, upsert_document};
-use rockdove_documents::{Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result, Value, code, doc};
+use rockdove_documents::{
+    Doc, DocBuilder, Element, Error, ObjectId, Owned, RawDoc, Result, Timestamp, Value, code, doc,
+};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Largest document of a user, in bytes (MongoDB manual, limits).
 pub const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Largest description of an update, in bytes: with an image beside it, it still fits an entry of the log.
+const DESCRIPTION_BYTES_MAX: usize = 2 * DOCUMENT_BYTES_MAX;
 /// From this size on a document stays in the buffer that it came in.
 const SHARED_BYTES_MIN: usize = 64 << 10;
 /// Most documents that one look at a TTL index deletes; the next look takes the rest.
@@ -90,6 +96,26 @@ fn check_updated_size(doc: &Doc) -> Result<()> {
     Err(Error::new(rockdove_documents::Code { number: 17419, name: "" }, message))
 }
 
+fn check_shown_size(doc: &Doc) -> Result<()> {
+    let size = doc.bytes().len();
+    if size <= DOCUMENT_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("the projected document of {size} bytes is larger than {DOCUMENT_BYTES_MAX} bytes");
+    Err(Error::new(code::BSON_OBJECT_TOO_LARGE, message))
+}
+
+/// Paths of changed fields are spelled out: a description may be larger than the document.
+fn check_description_size(description: &Doc) -> Result<()> {
+    let size = description.bytes().len();
+    if size <= DESCRIPTION_BYTES_MAX {
+        return Ok(());
+    }
+    let message =
+        format!("The description of the update is larger than {DESCRIPTION_BYTES_MAX} bytes ({size})");
+    Err(Error::new(code::BSON_OBJECT_TOO_LARGE, message))
+}
+
 fn validate(info: &CollectionInfo, doc: &Doc, bypass: bool) -> Result<(), WriteError> {
     match &info.validator {
         Some(filter) if !bypass && !filter.matches(doc.raw())? => {
@@ -113,6 +139,25 @@ fn refuse_view(info: &CollectionInfo) -> Result<()> {
     }
 }
 
+/// The document with `at` in the place of empty timestamps at its top level, apart from `_id` (MongoDB manual, "BSON
+/// Types", Timestamps).
+fn stamped(doc: Doc, at: Timestamp) -> Doc {
+    let is_empty = |element: &Element<'_>| {
+        element.key_bytes() != b"_id" && element.value() == Value::Timestamp(Timestamp::default())
+    };
+    if !doc.raw().iter().any(|element| is_empty(&element)) {
+        return doc;
+    }
+    let mut out = DocBuilder::with_capacity(doc.bytes().len());
+    for element in doc.raw() {
+        match is_empty(&element) {
+            true => out.append(element.key(), at),
+            false => out.append_element(element),
+        };
+    }
+    out.finish()
+}
+
 /// Inserts a prepared document.
 pub fn insert(
     seq: &mut Sequencer,
@@ -121,11 +166,9 @@ pub fn insert(
     bypass: bool,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    seq.memory.check(seq.state.bytes())?;
-    let info = seq.ensure_collection(ns, batch)?;
-    refuse_view(&info)?;
-    validate(&info, &doc, bypass)?;
-    put_new(seq, &info, doc, batch)?;
+    seq.check_room()?;
+    let doc = stamped(doc, batch.next_at());
+    put(seq, ns, doc, bypass, batch)?;
     Ok(Outcome::Inserted)
 }
 
@@ -136,26 +179,12 @@ fn put_new(
     doc: Doc,
     batch: &mut Batch,
 ) -> Result<(), WriteError> {
-    let Some(collection) = seq.state.by_number(info.number) else { return Ok(()) };
-    let record = collection.next_record();
-    let effect = Effect::Insert { collection: info.number, record, doc: doc.clone() };
-    seq.effect(batch, effect, None).map_err(|error| explain(seq, info, &doc, error))
-}
-
-/// Adds the index and the values to a duplicate key error, as drivers expect them in `writeErrors`.
-fn explain(seq: &Sequencer, info: &CollectionInfo, doc: &Doc, error: Error) -> WriteError {
-    if error.code != code::DUPLICATE_KEY {
-        return error.into();
-    }
     let collection = seq.state.by_number(info.number);
-    let specs = collection.iter().flat_map(|collection| collection.indexes()).map(|index| &index.spec);
-    let spec =
-        specs.into_iter().find(|spec| error.message.contains(&format!("index: {} dup key", spec.name)));
-    let details = spec.map(|spec| {
-        let (pattern, value) = (spec.key_doc(), key_value(spec, doc.raw()));
-        doc! { "keyPattern": pattern, "keyValue": value }
-    });
-    WriteError { error, details }
+    let record = collection
+        .map(|collection| collection.next_record())
+        .ok_or_else(|| Error::new(code::INTERNAL_ERROR, format!("collection {} is not there", info.ns)))?;
+    let effect = Effect::Insert { collection: info.number, record, doc };
+    seq.effect(batch, effect, None)
 }
 
 /// Carries out an update statement.
@@ -163,138 +192,224 @@ pub fn update(
     seq: &mut Sequencer,
     statement: &UpdateStatement,
     bypass: bool,
+    interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
     let one = !statement.multi;
-    let hits =
-        select(seq, &statement.ns, &statement.filter, statement.sort.as_ref(), statement.hint.as_ref(), one)?;
+    let (ns, filter, update) = (&statement.ns, &statement.filter, &statement.update);
+    let (sort, hint) = (statement.sort.as_ref(), statement.hint.as_ref());
+    let hits = during(interrupt, || select(seq, ns, filter, sort, hint, one))?;
     if hits.is_empty() && statement.upsert {
-        let (id, _) = upsert(seq, &statement.ns, &statement.filter, &statement.update, bypass, batch)?;
+        let (id, doc) = during(interrupt, || upserted(seq, filter, update, batch))?;
+        put(seq, ns, doc, bypass, batch)?;
         return Ok(Outcome::Updated { matched: 0, modified: 0, upserted: Some(id) });
     }
     let (matched, mut modified) = (hits.len() as u64, 0);
     for hit in hits {
-        modified += u64::from(change(seq, &statement.ns, &hit, &statement.update, bypass, batch)?.is_some());
+        if let Some(change) = during(interrupt, || change(seq, ns, &hit, update, bypass))? {
+            change.carry_out(seq, batch)?;
+            modified += 1;
+            if statement.multi {
+                seq.make_room(batch)?;
+            }
+        }
     }
     Ok(Outcome::Updated { matched, modified, upserted: None })
 }
 
-/// Changes one document; returns it as it is afterwards if it changed.
+/// A change of one document that is ready to be carried out.
+struct Change {
+    effect: Effect,
+    after: Doc,
+}
+
+/// What an update does to one document; `None` if nothing.
 fn change(
-    seq: &mut Sequencer,
+    seq: &Sequencer,
     ns: &Namespace,
     hit: &Hit,
     update: &Update,
     bypass: bool,
-    batch: &mut Batch,
-) -> Result<Option<Doc>, WriteError> {
+) -> Result<Option<Change>, WriteError> {
     let applied = update.apply(hit.doc.raw(), hit.positional, false)?;
     if !applied.changed {
         return Ok(None);
     }
-    let Some(info) = seq.state.collection(ns).map(|collection| collection.info.clone()) else {
-        return Ok(None);
-    };
+    let info = info_of(seq, ns)?;
     refuse_view(&info)?;
     check_updated_size(&applied.doc)?;
-    validate(&info, &applied.doc, bypass)?;
+    let spared = !bypass && info.spares_invalid() && validate(&info, &hit.doc, false).is_err();
+    validate(&info, &applied.doc, bypass || spared)?;
     let before = info.keeps_images.then(|| hit.doc.clone());
     let (collection, record) = (info.number, hit.record);
     let after = applied.doc;
     let effect = match applied.description {
-        Some(description) => Effect::Patch {
-            collection,
-            record,
-            key: key_of(&hit.doc),
-            description: description.to_doc(),
-            before,
-        },
+        Some(description) => {
+            let (key, description) = (key_of(&hit.doc), description.to_doc());
+            check_description_size(&description)?;
+            Effect::Patch { collection, record, key, description, before }
+        }
         None => Effect::Replace { collection, record, doc: after.clone(), before },
     };
-    seq.effect(batch, effect, Some(after.clone())).map_err(|error| explain(seq, &info, &after, error))?;
-    Ok(Some(after))
+    Ok(Some(Change { effect, after }))
 }
 
-/// Inserts the document that an upsert makes of filter and update; returns its `_id` and the document.
-fn upsert(
-    seq: &mut Sequencer,
-    ns: &Namespace,
-    filter: &Filter,
-    update: &Update,
-    bypass: bool,
-    batch: &mut Batch,
-) -> Result<(Owned, Doc), WriteError> {
-    seq.memory.check(seq.state.bytes())?;
+impl Change {
+    fn carry_out(self, seq: &mut Sequencer, batch: &mut Batch) -> Result<(), WriteError> {
+        seq.effect(batch, self.effect, Some(self.after))
+    }
+}
+
+/// The collection in which a statement has found something.
+fn info_of(seq: &Sequencer, ns: &Namespace) -> Result<Arc<CollectionInfo>> {
+    let collection = seq.state.collection(ns).map(|collection| collection.info.clone());
+    collection.ok_or_else(|| Error::new(code::INTERNAL_ERROR, format!("collection {ns} is not there")))
+}
+
+/// The document that an upsert makes of filter and update, with its `_id`.
+fn upserted(seq: &Sequencer, filter: &Filter, update: &Update, batch: &Batch) -> Result<(Owned, Doc)> {
+    seq.check_room()?;
     let equalities =
         filter.equalities().into_iter().map(|(path, value)| (path.to_string(), value.to_owned()));
     let doc = upsert_document(&equalities.collect::<Vec<_>>(), update, new_object_id(batch.wall_ms))?;
     let id = doc.get("_id").unwrap_or(Value::Null).to_owned();
     check_id(id.value())?;
     check_size(&doc)?;
+    Ok((id, doc))
+}
+
+/// Stores a document where it fits the collection, which is made if it is not there.
+fn put(
+    seq: &mut Sequencer,
+    ns: &Namespace,
+    doc: Doc,
+    bypass: bool,
+    batch: &mut Batch,
+) -> Result<(), WriteError> {
     let info = seq.ensure_collection(ns, batch)?;
     refuse_view(&info)?;
     validate(&info, &doc, bypass)?;
-    put_new(seq, &info, doc.clone(), batch)?;
-    Ok((id, doc))
+    put_new(seq, &info, doc, batch)
 }
 
 /// Carries out a delete statement.
 pub fn delete(
     seq: &mut Sequencer,
     statement: &DeleteStatement,
+    interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    let hits =
-        select(seq, &statement.ns, &statement.filter, None, statement.hint.as_ref(), !statement.multi)?;
+    let (filter, hint, one) = (&statement.filter, statement.hint.as_ref(), !statement.multi);
+    let hits = during(interrupt, || select(seq, &statement.ns, filter, None, hint, one))?;
     let count = hits.len() as u64;
     if let Some(info) = seq.state.collection(&statement.ns).map(|collection| collection.info.clone()) {
         refuse_view(&info)?;
         for hit in hits {
             seq.remove(&info, hit.record, &hit.doc, batch)?;
+            if statement.multi {
+                seq.make_room(batch)?;
+            }
         }
     }
     Ok(Outcome::Deleted { count })
 }
 
-/// Changes or removes one document and returns it.
+/// Carries out a part of a statement that concerns many documents: what of it is still there and still matches.
+pub fn portion(seq: &mut Sequencer, portion: &Portion, batch: &mut Batch) -> Result<Outcome, WriteError> {
+    let interrupt = portion.interrupt.as_ref();
+    if let Some(interrupt) = interrupt {
+        interrupt.check()?; // it may have waited for long
+    }
+    let (ns, filter) = match &*portion.statement {
+        Statement::Update(update) => (&update.ns, &update.filter),
+        Statement::Delete(delete) => (&delete.ns, &delete.filter),
+        Statement::Insert { .. } | Statement::Refused(_) => {
+            return Err(Error::new(code::INTERNAL_ERROR, "this statement has no parts").into());
+        }
+    };
+    let (mut matched, mut modified) = (0, 0);
+    for record in portion.records.iter().copied() {
+        let there = seq.state.collection(ns).filter(|there| there.info.number == portion.collection);
+        let Some((info, doc)) =
+            there.and_then(|there| Some((there.info.clone(), there.get(record)?.clone())))
+        else {
+            continue; // somebody else has removed it
+        };
+        let mut positional = None;
+        if !during(interrupt, || filter.matches_positional(doc.raw(), &mut positional))? {
+            continue;
+        }
+        matched += 1;
+        let hit = Hit { record, doc, positional };
+        match &*portion.statement {
+            Statement::Update(statement) => {
+                let change = during(interrupt, || {
+                    change(seq, ns, &hit, &statement.update, portion.bypass_validation)
+                })?;
+                if let Some(change) = change {
+                    change.carry_out(seq, batch)?;
+                    modified += 1;
+                }
+            }
+            _ => seq.remove(&info, record, &hit.doc, batch)?,
+        }
+        seq.make_room(batch)?;
+    }
+    Ok(match &*portion.statement {
+        Statement::Update(_) => Outcome::Updated { matched, modified, upserted: None },
+        _ => Outcome::Deleted { count: matched },
+    })
+}
+
+/// Changes or removes one document and returns it. The document to return is made before anything is changed: an
+/// error in it is an error of a command that did nothing.
 pub fn find_and_modify(
     seq: &mut Sequencer,
     command: &FindAndModify,
     batch: &mut Batch,
 ) -> Result<FindAndModifyReply, WriteError> {
-    let hits = select(seq, &command.ns, &command.filter, command.sort.as_ref(), command.hint.as_ref(), true)?;
+    let interrupt = command.interrupt.as_ref();
+    let (sort, hint) = (command.sort.as_ref(), command.hint.as_ref());
+    let hits = during(interrupt, || select(seq, &command.ns, &command.filter, sort, hint, true))?;
     let hit = hits.into_iter().next();
-    let (found, mut upserted) = (hit.is_some(), None);
-    let positional = hit.as_ref().and_then(|hit| hit.positional);
+    let found = hit.is_some();
+    let shown = |doc: &Doc, positional| match &command.projection {
+        Some(projection) => {
+            let shown = during(interrupt, || projection.apply(doc, positional))?;
+            check_shown_size(&shown).map(|()| shown)
+        }
+        None => Ok(doc.clone()),
+    };
+    let bypass = command.bypass_validation;
+    let mut id = None;
     let value = match (&command.action, hit) {
         (Modify::Remove, Some(hit)) => {
-            if let Some(info) = seq.state.collection(&command.ns).map(|collection| collection.info.clone()) {
-                refuse_view(&info)?;
-                seq.remove(&info, hit.record, &hit.doc, batch)?;
-            }
-            Some(hit.doc)
+            let info = info_of(seq, &command.ns)?;
+            refuse_view(&info)?;
+            let value = shown(&hit.doc, hit.positional)?;
+            seq.remove(&info, hit.record, &hit.doc, batch)?;
+            Some(value)
         }
-        (Modify::Remove, None) => None,
         (Modify::Update { update, return_new, .. }, Some(hit)) => {
-            let after = change(seq, &command.ns, &hit, update, command.bypass_validation, batch)?;
-            Some(if *return_new { after.unwrap_or(hit.doc) } else { hit.doc })
+            let change = during(interrupt, || change(seq, &command.ns, &hit, update, bypass))?;
+            let after = change.as_ref().filter(|_| *return_new).map(|change| &change.after);
+            let value = shown(after.unwrap_or(&hit.doc), hit.positional)?;
+            change.map_or(Ok(()), |change| change.carry_out(seq, batch))?;
+            Some(value)
         }
-        (Modify::Update { upsert: false, .. }, None) => None,
-        (Modify::Update { update, return_new, .. }, None) => {
-            let bypass = command.bypass_validation;
-            let made = upsert(seq, &command.ns, &command.filter, update, bypass, batch)?;
-            upserted = Some(made.0);
-            return_new.then_some(made.1)
+        (Modify::Update { update, upsert: true, return_new }, None) => {
+            let (new_id, doc) = during(interrupt, || upserted(seq, &command.filter, update, batch))?;
+            let value = return_new.then(|| shown(&doc, None)).transpose()?;
+            put(seq, &command.ns, doc, bypass, batch)?;
+            id = Some(new_id);
+            value
         }
+        (Modify::Remove | Modify::Update { upsert: false, .. }, None) => None,
     };
-    let value = match (&command.projection, value) {
-        (Some(projection), Some(doc)) => Some(projection.apply(&doc, positional)?),
-        (_, value) => value,
-    };
-    Ok(FindAndModifyReply { value, found, upserted, retried: false, at: seq.state.at() })
+    Ok(FindAndModifyReply { value, found, upserted: id, retried: false, at: seq.state.at() })
 }
 
-/// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many.
+/// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many, or 0 if it failed.
 pub fn expire(
     seq: &mut Sequencer,
     number: CollectionNumber,
@@ -303,22 +418,22 @@ pub fn expire(
     batch: &mut Batch,
 ) -> usize {
     let Some(collection) = seq.state.by_number(number).cloned() else { return 0 };
-    let over = expired(&collection, index, upto_ms);
+    let over = expired(&collection, index, upto_ms, EXPIRE_MAX);
     let mut count = 0;
     for record in over {
         let Some(doc) = collection.get(record) else { continue };
-        match seq.remove(&collection.info, record, doc, batch) {
-            Ok(()) => count += 1,
-            Err(error) => {
-                tracing::error!(%error, ns = %collection.info.ns, "an expired document was not deleted")
-            }
+        let removed = seq.remove(&collection.info, record, doc, batch);
+        if let Err(error) = removed.and_then(|()| seq.make_room(batch)) {
+            tracing::error!(%error, ns = %collection.info.ns, "expired documents were not deleted");
+            return 0;
         }
+        count += 1;
     }
     count
 }
 
-/// The records whose date in a TTL index is at or before `upto_ms`, up to a limit.
-fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<RecordNumber> {
+/// The records of up to `entries_max` entries of a TTL index whose date is at or before `upto_ms`.
+fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64, entries_max: usize) -> Vec<RecordNumber> {
     let Some(index) = collection.index(index) else { return vec![] };
     let (mut low, mut high) = (Vec::new(), Vec::new());
     encode_key(Value::DateTime(i64::MIN), &mut low);
@@ -333,7 +448,7 @@ fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<Recor
     let mut cursor = index.tree.seek(&low);
     let mut records = Vec::new();
     while let Some(entry) = cursor.key() {
-        if records.len() >= EXPIRE_MAX || (entry > &high[..] && !entry.starts_with(&high)) {
+        if records.len() >= entries_max || (entry > &high[..] && !entry.starts_with(&high)) {
             break;
         }
         records.push(record_of(entry));
@@ -346,7 +461,7 @@ fn expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> Vec<Recor
 
 /// Whether a TTL index has something at or before `upto_ms`.
 pub fn has_expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> bool {
-    !expired(collection, index, upto_ms).is_empty()
+    !expired(collection, index, upto_ms, 1).is_empty()
 }
 
 /// The documents that a statement is about, in the order in which it takes them.
@@ -383,14 +498,4 @@ fn select(
 pub fn new_object_id(wall_ms: i64) -> ObjectId {
     let seconds = u32::try_from(wall_ms / 1000).unwrap_or_default();
     ObjectId::from_parts(seconds, rand::random())
-}
-
-/// Fails once a deadline has passed; scans ask now and then.
-pub fn check_deadline(deadline: Option<Instant>) -> Result<()> {
-    match deadline {
-        Some(deadline) if Instant::now() >= deadline => {
-            Err(Error::new(code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit"))
-        }
-        _ => Ok(()),
-    }
 }

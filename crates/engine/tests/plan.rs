@@ -3,9 +3,12 @@
 mod support;
 
 use proptest::prelude::*;
+use rockdove_documents::collation::Collation;
+use rockdove_documents::filter::{Filter, FilterOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, DocBuilder, Owned, array, doc};
-use rockdove_engine::{Definition, Engine, Find, Hint, Options, explain};
+use rockdove_engine::{Definition, Engine, Find, Hint, Namespace, Options, Query, explain};
+use std::collections::HashSet;
 use support::*;
 
 fn value() -> impl Strategy<Value = Owned> {
@@ -170,4 +173,84 @@ async fn explain_names_the_index() {
     assert_eq!(plan(doc! { "other": 1 }, doc! { "u": 1 }), ("u_1".into(), false, 100));
     let bad = Find { hint: Some(Hint::Name("none".into())), ..Find::new(ns(), filter(doc! {})) };
     assert_eq!(engine.find(bad).err().unwrap().code.number, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_knows_how_much_it_looks_at() {
+    let engine = Engine::open(Options::memory()).unwrap();
+    let specs =
+        vec![doc! { "key": { "n": 1 }, "name": "n_1" }, doc! { "key": { "tags": 1 }, "name": "tags_1" }];
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs }).await.unwrap();
+    for n in 0..100 {
+        insert(&engine, &ns(), doc! { "_id": n, "n": n, "tags": [n, n + 1, n + 2], "m": n }).await.unwrap();
+    }
+    let state = engine.snapshot();
+    let queries = [
+        doc! {},
+        doc! { "m": 1 },
+        doc! { "_id": 5 },
+        doc! { "n": { "$gte": 0 } },
+        doc! { "n": { "$lt": 30 } },
+        doc! { "n": { "$in": [1, 5, 700] } },
+        doc! { "tags": { "$gt": 90 } },
+    ];
+    for query in queries {
+        let find = || Find::new(ns(), filter(query.clone()));
+        let keys = explain(&state, &find(), true).unwrap().unwrap();
+        let looked_at = keys.keys_examined.max(keys.docs_examined) as usize;
+        for (limit, more) in
+            [(looked_at.saturating_sub(1), looked_at > 0), (looked_at, false), (99, looked_at > 99)]
+        {
+            let planned = Query::plan(&state, find()).unwrap();
+            assert_eq!(planned.looks_at_more_than(limit), more, "{query:?} and {limit}");
+        }
+        let planned = Query::plan(&state, find()).unwrap();
+        assert_eq!(planned.clone().count().unwrap(), planned.documents().unwrap().count() as u64);
+    }
+    let nowhere = Find::new(Namespace::new("db", "nowhere").unwrap(), filter(doc! {}));
+    assert!(!Query::plan(&state, nowhere).unwrap().looks_at_more_than(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hint_to_an_index_of_another_collation_changes_no_result() {
+    let engine = open(Options::memory()).await;
+    let by_letter = doc! { "locale": "en", "strength": 2 };
+    let specs = vec![
+        doc! { "key": { "a": 1 }, "name": "plain" },
+        doc! { "key": { "a": 1, "b": -1 }, "name": "by letter", "collation": &by_letter },
+        doc! { "key": { "a": "hashed" }, "name": "hashed" },
+        doc! { "key": { "a": 1, "c": 1 }, "name": "hidden", "hidden": true },
+    ];
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs }).await.unwrap();
+    for (n, text) in ["abc", "ABC", "b", "Abd"].into_iter().enumerate() {
+        insert(&engine, &ns(), doc! { "_id": n as i32, "a": text, "b": n as i32 }).await.unwrap();
+    }
+    let queries =
+        [doc! { "a": "abc" }, doc! { "a": { "$in": ["aBC", 1] } }, doc! { "a": { "$gte": "abd" }, "b": 3 }];
+    for collation in [None, Collation::parse(by_letter.raw()).unwrap()] {
+        for query in &queries {
+            for sort in [doc! {}, doc! { "a": 1 }, doc! { "b": -1 }] {
+                let ids = |hint: Hint| {
+                    let options = FilterOptions { collation: collation.clone(), ..FilterOptions::default() };
+                    let filter = Filter::parse(query.raw(), &options).unwrap();
+                    let sort =
+                        (!sort.raw().is_empty()).then(|| Sort::parse(sort.raw(), collation.clone()).unwrap());
+                    let find = Find { sort, hint: Some(hint), ..Find::new(ns(), filter) };
+                    let docs = engine.find(find).unwrap();
+                    docs.map(|doc| doc.unwrap().get("_id").unwrap().as_integer().unwrap())
+                        .collect::<HashSet<_>>()
+                };
+                let all = ids(Hint::Natural { reverse: false });
+                for name in ["plain", "by letter", "hashed"] {
+                    assert_eq!(
+                        ids(Hint::Name(name.into())),
+                        all,
+                        "{query:?} {sort:?} {collation:?} by {name}"
+                    );
+                }
+            }
+        }
+    }
+    let hidden = Find { hint: Some(Hint::Name("hidden".into())), ..Find::new(ns(), filter(doc! {})) };
+    assert_eq!(engine.find(hidden).err().unwrap().code.number, 2);
 }

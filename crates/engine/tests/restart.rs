@@ -83,21 +83,57 @@ async fn checkpoints_replace_history() {
         insert(&engine, &churn, doc! { "_id": n, "big": &big }).await.unwrap();
         delete(&engine, &churn, doc! { "_id": n }, false).await.unwrap();
     }
-    let checkpoints = || {
-        let names =
-            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.ends_with(".checkpoint")).collect::<Vec<_>>()
-    };
-    eventually("a checkpoint is written", || {
-        checkpoints().iter().any(|name| !name.starts_with("00000000000000000000"))
-    })
-    .await;
+    eventually("a checkpoint is written", || checkpoints(dir.path()) != [FIRST]).await;
     let before = everything(&engine);
     engine.close().await.unwrap();
     let engine = open(options).await;
     assert_eq!(everything(&engine), before);
     let written = 4000;
     assert!(engine.recovery().batches < written, "{:?}", engine.recovery());
+    engine.close().await.unwrap();
+}
+
+/// The checkpoint that a new data folder begins with.
+const FIRST: &str = "00000000000000000000.checkpoint";
+
+fn checkpoints(dir: &std::path::Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".checkpoint")).collect()
+}
+
+/// Lets the keeper look at everything at least once: between the ends of two documents there is a whole look.
+async fn one_look(engine: &Engine) {
+    let over = Namespace::new("db", "over").unwrap();
+    let ttl = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 0 };
+    define(engine, Definition::CreateIndexes { ns: over.clone(), specs: vec![ttl] }).await.unwrap();
+    for _ in 0..2 {
+        insert(engine, &over, doc! { "at": Value::DateTime(1) }).await.unwrap();
+        eventually("the document is over", || find(engine, &over, doc! {}).is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn opening_is_no_reason_for_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let options =
+        Options { segment_bytes: 1 << 20, checkpoint_bytes: 1 << 20, ..Options::stored_in(dir.path()) };
+    for _ in 0..2 {
+        let engine = open(options.clone()).await;
+        one_look(&engine).await;
+        assert_eq!(checkpoints(dir.path()), [FIRST]);
+        engine.close().await.unwrap();
+    }
+    // But a long log is one, wherever it was written.
+    let long = Options { checkpoint_bytes: u64::MAX, ..options.clone() };
+    let engine = open(long).await;
+    for n in 0..20 {
+        insert(&engine, &ns(), doc! { "_id": n, "text": "x".repeat(100_000) }).await.unwrap();
+    }
+    one_look(&engine).await;
+    assert_eq!(checkpoints(dir.path()), [FIRST]);
+    engine.close().await.unwrap();
+    let engine = open(options).await;
+    eventually("a checkpoint is written", || checkpoints(dir.path()) != [FIRST]).await;
     engine.close().await.unwrap();
 }
 
@@ -179,4 +215,17 @@ async fn writes_that_wait_for_the_disk_are_acknowledged() {
     bounded(engine.sync()).await.unwrap();
     define(&engine, Definition::DropIndexes { ns: ns(), which: IndexChoice::All }).await.unwrap();
     engine.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_set_back_between_two_runs_keeps_terms_growing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = 0;
+    for day in [20_000, 20_001, 19_000, 0, 19_000, 20_002] {
+        let clock = rockdove_engine::Clock::new(move || day * 86_400_000);
+        let engine = open(Options { clock, ..Options::stored_in(dir.path()) }).await;
+        assert!(engine.first_term() > last, "{} after {last} on day {day}", engine.first_term());
+        last = engine.first_term();
+        engine.close().await.unwrap();
+    }
 }

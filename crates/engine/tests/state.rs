@@ -2,8 +2,11 @@
 
 mod support;
 
-use rockdove_documents::{Owned, Value, doc};
-use rockdove_engine::{Definition, FindAndModify, Modify, Namespace, Options, Outcome, StartAt, Write};
+use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
+use rockdove_documents::{DocBuilder, Owned, RawDoc, Value, array, doc};
+use rockdove_engine::{
+    Definition, FindAndModify, Modify, Namespace, Options, Outcome, Retry, StartAt, Write,
+};
 use std::time::Duration;
 use support::*;
 
@@ -22,14 +25,65 @@ async fn an_id_is_made_and_comes_first() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unacceptable_document_stops_only_what_comes_after_it_in_order() {
-    for (ordered, stored) in [(true, 1), (false, 2)] {
+    for (ordered, stored) in [(true, 1), (false, 3)] {
         let engine = open(Options::memory()).await;
-        let docs = [doc! { "_id": 1 }, doc! { "_id": [1] }, doc! { "_id": 2 }];
-        let statements = docs.into_iter().map(|doc| statement_insert(&ns(), doc)).collect();
-        let reply = engine.write(Write { ordered, ..write_of(statements) }).await.unwrap();
-        let good: Vec<bool> = reply.results.iter().map(|result| result.is_ok()).collect();
-        assert_eq!(good, if ordered { vec![true, false] } else { vec![true, false, true] });
+        let docs = || {
+            let ids = [Owned::Int32(1), array![1], Owned::Int32(2), array![2], Owned::Int32(3)];
+            ids.into_iter().map(|id| statement_insert(&ns(), doc! { "_id": id })).collect()
+        };
+        let retry = Retry { session: b"s"[..].into(), number: 1, statements: vec![] };
+        let write = || Write { ordered, retry: Some(retry.clone()), ..write_of(docs()) };
+        let before = engine.operation_time();
+        let reply = engine.write(write()).await.unwrap();
+        let good = |reply: &rockdove_engine::WriteReply| {
+            reply.results.iter().map(|result| result.is_ok()).collect::<Vec<_>>()
+        };
+        let expected = [true, false, true, false, true];
+        assert_eq!(good(&reply), if ordered { &expected[..2] } else { &expected[..] });
         assert_eq!(find(&engine, &ns(), doc! {}).len(), stored);
+        // All of it is one batch, and comes once: the collection, the documents, the record.
+        assert_eq!(reply.at, engine.operation_time());
+        let again = engine.write(write()).await.unwrap();
+        assert_eq!((good(&again), again.at), (good(&reply), reply.at));
+        assert_eq!(again.retried, if ordered { vec![0] } else { vec![0, 2, 4] });
+        assert!(before < reply.at);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_key_names_its_index_whatever_the_document_says() {
+    let engine = open(Options::memory()).await;
+    let of = |field: &str, value: Value<'_>| {
+        let mut doc = DocBuilder::new();
+        doc.append_value(field, value);
+        doc.finish()
+    };
+    let unique = |name: &str, field| doc! { "key": of(field, Value::Int32(1)), "name": name, "unique": true };
+    // Names and texts that look like parts of the message.
+    let decoy = "a index: b_1 dup key";
+    let specs = vec![unique("b_1", "b"), unique(decoy, "a"), unique("c_1", "c")];
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs }).await.unwrap();
+    let text = "index: b_1 dup key";
+    insert(&engine, &ns(), doc! { "_id": 1, "a": text, "b": 1, "c": text }).await.unwrap();
+    for (field, value) in [("a", Value::String(text)), ("b", Value::Int32(1)), ("c", Value::String(text))] {
+        let mut doc = DocBuilder::new();
+        doc.append("_id", 2);
+        for other in ["a", "b", "c"] {
+            doc.append(other, if other == field { value } else { Value::Double(0.5) });
+        }
+        let doc = doc.finish();
+        let insert = statement_insert(&ns(), doc.clone());
+        let update = statement_update(&ns(), doc! { "_id": 2 }, doc, false, true);
+        let mut write = write_of(vec![insert, update]);
+        write.ordered = false;
+        let reply = engine.write(write).await.unwrap();
+        for result in &reply.results {
+            let failed = result.as_ref().unwrap_err();
+            let details = failed.details.as_ref().expect("a duplicate key says which");
+            assert_eq!(details.get("keyPattern"), Some(Value::Document(of(field, Value::Int32(1)).raw())));
+            assert_eq!(details.get("keyValue"), Some(Value::Document(of(field, value).raw())));
+        }
+        assert_eq!(reply.results.len(), 2);
     }
 }
 
@@ -115,6 +169,63 @@ async fn a_full_memory_refuses_new_documents_and_lets_old_ones_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn retry_records_count_as_memory_and_give_way() {
+    let limit = 8_000_000;
+    let engine = open(Options { memory_limit_bytes: limit, ..Options::memory() }).await;
+    let text = "y".repeat(20_000);
+    for n in 0..200u32 {
+        // Each puts a document in and takes it out again, which the session's record keeps.
+        insert(&engine, &ns(), doc! { "_id": n as i32, "text": &text }).await.unwrap();
+        let retry = Retry { session: n.to_le_bytes().to_vec().into(), number: 1, statements: vec![] };
+        let take = || FindAndModify {
+            ns: ns(),
+            filter: filter(doc! { "_id": n as i32 }),
+            sort: None,
+            action: Modify::Remove,
+            projection: None,
+            hint: None,
+            retry: Some(retry.clone()),
+            ack: Default::default(),
+            bypass_validation: false,
+            interrupt: None,
+        };
+        for retried in [false, true] {
+            let taken = bounded(engine.find_and_modify(take())).await.unwrap();
+            assert_eq!((taken.found, taken.retried), (true, retried));
+        }
+        if n == 0 {
+            assert!(engine.memory().used_bytes() > 20_000, "{}", engine.memory().used_bytes());
+        }
+    }
+    assert!(engine.snapshot().bytes() < 1000);
+    assert!(engine.memory().used_bytes() <= limit / 8, "{}", engine.memory().used_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_number_is_for_one_command() {
+    let engine = open(Options::memory()).await;
+    let retry = |statements: Vec<i32>| Retry { session: b"s"[..].into(), number: 1, statements };
+    let insert = |id: i32| statement_insert(&ns(), doc! { "_id": id });
+    let twice = write_retryable(&engine, vec![insert(1), insert(2)], retry(vec![4, 4])).await;
+    assert_eq!(twice.unwrap_err().code.number, 2);
+    let done = write_retryable(&engine, vec![insert(1), insert(2)], retry(vec![5, 4])).await.unwrap();
+    assert!(done.retried.is_empty() && done.results.iter().all(|result| result.is_ok()));
+    let take = FindAndModify {
+        ns: ns(),
+        filter: filter(doc! {}),
+        sort: None,
+        action: Modify::Remove,
+        projection: None,
+        hint: None,
+        retry: Some(retry(vec![5])),
+        ack: Default::default(),
+        bypass_validation: false,
+        interrupt: None,
+    };
+    assert_eq!(bounded(engine.find_and_modify(take)).await.unwrap_err().error.code.number, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_of_many_finders_takes_each_document() {
     let engine = open(Options::memory()).await;
     for n in 0..100 {
@@ -137,6 +248,7 @@ async fn one_of_many_finders_takes_each_document() {
                     retry: None,
                     ack: Default::default(),
                     bypass_validation: false,
+                    interrupt: None,
                 };
                 match bounded(engine.find_and_modify(command)).await.unwrap().value {
                     Some(doc) => assert_eq!(doc.get("by"), Some(Value::Int32(taker))),
@@ -151,6 +263,50 @@ async fn one_of_many_finders_takes_each_document() {
         all += taker.await.unwrap();
     }
     assert_eq!(all, 100);
+}
+
+/// Fails on every document.
+#[derive(Debug)]
+struct Fails;
+
+impl Compute for Fails {
+    fn compute(&self, _doc: RawDoc<'_>) -> rockdove_documents::Result<Option<Owned>> {
+        Err(rockdove_documents::Error::bad_value("can't $divide by zero"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_whose_answer_fails_changes_nothing() {
+    let engine = open(Options::memory()).await;
+    insert(&engine, &ns(), doc! { "_id": 1, "n": 1 }).await.unwrap();
+    let before = engine.operation_time();
+    let update = |upsert, return_new| Modify::Update {
+        update: Box::new(parsed_update(doc! { "$inc": { "n": 1 } })),
+        upsert,
+        return_new,
+    };
+    let commands =
+        [(1, Modify::Remove), (1, update(false, false)), (1, update(false, true)), (2, update(true, true))];
+    for (id, action) in commands {
+        let parse = |_: Value<'_>| Ok(Box::new(Fails) as Box<dyn Compute>);
+        let options = ProjectionOptions { collation: None, expr: Some(&parse), stage: false };
+        let projection = Projection::parse(doc! { "x": { "$divide": [1, 0] } }.raw(), &options).unwrap();
+        let command = FindAndModify {
+            ns: ns(),
+            filter: filter(doc! { "_id": id }),
+            sort: None,
+            action,
+            projection: Some(projection),
+            hint: None,
+            retry: None,
+            ack: Default::default(),
+            bypass_validation: false,
+            interrupt: None,
+        };
+        assert_eq!(bounded(engine.find_and_modify(command)).await.unwrap_err().error.code.number, 2);
+        assert_eq!(find(&engine, &ns(), doc! {}), [doc! { "_id": 1, "n": 1 }]);
+        assert_eq!(engine.operation_time(), before);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,4 +351,27 @@ async fn readers_keep_their_snapshot() {
     define(&engine, Definition::Drop { ns: ns() }).await.unwrap();
     assert_eq!(reading.count(), 49);
     assert!(find(&engine, &Namespace::new("db", "c").unwrap(), doc! {}).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_timestamps_get_the_time_of_their_insertion() {
+    let engine = open(Options::memory()).await;
+    let empty = rockdove_documents::Timestamp::default;
+    let mut last = engine.operation_time();
+    for n in 0..3 {
+        let set = rockdove_documents::Timestamp { time: 0, increment: 1 };
+        let new = doc! { "_id": n, "at": empty(), "other": "x", "set": set, "in": { "at": empty() }, "too": empty() };
+        insert(&engine, &ns(), new).await.unwrap();
+        let stored = find(&engine, &ns(), doc! { "_id": n }).remove(0);
+        let Some(Value::Timestamp(at)) = stored.get("at") else { panic!("{stored:?}") };
+        assert!(last < at && at <= engine.operation_time(), "{last:?} {at:?}");
+        assert_eq!(
+            stored,
+            doc! { "_id": n, "at": at, "other": "x", "set": set, "in": { "at": empty() }, "too": at }
+        );
+        last = at;
+    }
+    insert(&engine, &ns(), doc! { "_id": empty() }).await.unwrap();
+    assert_eq!(find(&engine, &ns(), doc! { "_id": empty() }).len(), 1);
+    engine.close().await.unwrap();
 }

@@ -33,8 +33,9 @@ pub trait Disk: Send + Sync {
     fn names(&self) -> io::Result<Vec<String>>;
     /// Makes the names durable.
     fn sync_names(&self) -> io::Result<()>;
-    /// Locks the folder against every other opener; [`io::ErrorKind::WouldBlock`] if it is locked.
-    fn lock(&self) -> io::Result<FolderLock>;
+    /// Locks this name against everybody else; [`io::ErrorKind::WouldBlock`] if it is locked. The file of this
+    /// name is made if need be and stays.
+    fn lock(&self, name: &str) -> io::Result<FolderLock>;
     /// Identifies this run of the machine: what was written but not synced is lost only if it changes.
     fn boot_id(&self) -> [u8; 16];
     /// A number that nobody can guess, different each time.
@@ -51,8 +52,12 @@ pub trait File: Send + Sync {
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize>;
     /// Gives the file this length, with its space reserved; what is new reads as zeros.
     fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Takes the end of the file away.
+    fn shorten(&self, len: u64) -> io::Result<()>;
     /// Makes the file's bytes and length durable.
     fn sync(&self) -> io::Result<()>;
+    /// Whether it still has a name in the folder it was made in, or any other.
+    fn has_name(&self) -> io::Result<bool>;
     /// Its length in bytes.
     fn len(&self) -> io::Result<u64>;
     /// True if it has no bytes.

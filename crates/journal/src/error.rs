@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::cursor::CursorError;
+
 /// A call to the disk that failed. Cloned into every later answer when it ended the log.
 #[derive(Clone, Debug, Error)]
 #[error("cannot {action} {}: {cause}", file.display())]
@@ -56,13 +58,21 @@ pub enum OpenError {
     /// Data that had been reported as durable is damaged or missing.
     #[error(transparent)]
     Damaged(#[from] Damage),
-    /// The file was written by a version that this one does not know.
-    #[error("{} needs a newer version: {what}", file.display())]
+    /// The file was written by a version that this one does not know, or asks for what this machine lacks.
+    #[error("{} needs another version: {what}", file.display())]
     Unsupported {
         /// The file.
         file: PathBuf,
         /// What is not known.
         what: String,
+    },
+    /// The log has another roll cycle than the one that was asked for.
+    #[error("the log rolls {stored}, not {asked}")]
+    Cycle {
+        /// As the log was made.
+        stored: String,
+        /// As the options say.
+        asked: String,
     },
     /// The disk refused.
     #[error(transparent)]
@@ -91,6 +101,9 @@ pub enum AppendError {
     /// The log has ended by an earlier failure and must be opened anew.
     #[error("the journal stopped: {0}")]
     Failed(#[source] DiskError),
+    /// The writer was closed or dropped.
+    #[error("the journal is closed")]
+    Closed,
 }
 
 /// Why an entry could not be read.
@@ -149,6 +162,9 @@ pub enum DropError {
     /// The disk refused, or the log had already ended.
     #[error(transparent)]
     Disk(#[from] DiskError),
+    /// What the named tailers still have to read is not known, and it was to be kept.
+    #[error("the named positions are not known: {0}")]
+    Cursors(#[from] CursorError),
     /// The writer was closed or dropped.
     #[error("the journal is closed")]
     Closed,

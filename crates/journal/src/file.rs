@@ -29,6 +29,10 @@ impl Folder {
         &*self.0
     }
 
+    pub(crate) fn disk_handle(&self) -> Arc<dyn Disk> {
+        self.0.clone()
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path(name)
     }
@@ -64,13 +68,55 @@ impl Folder {
         self.0.sync_names().map_err(error("sync the names in", self.path(FOLDER)))
     }
 
-    /// The lock, or `None` if somebody else has it.
-    pub(crate) fn lock(&self) -> Result<Option<FolderLock>, DiskError> {
-        match self.0.lock() {
+    /// A file that takes a handle only while it is used.
+    pub(crate) fn reopened(&self, name: &str) -> LogFile {
+        let file = Arc::new(Reopened { disk: self.0.clone(), name: name.into() });
+        LogFile { file, path: self.path(name).into() }
+    }
+
+    /// The lock of this name, or `None` if somebody else has it.
+    pub(crate) fn lock(&self, name: &str) -> Result<Option<FolderLock>, DiskError> {
+        match self.0.lock(name) {
             Ok(lock) => Ok(Some(lock)),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(error("lock", self.path(FOLDER))(e)),
+            Err(e) => Err(error("lock", self.path(name))(e)),
         }
+    }
+}
+
+/// A file that is opened for each call: there may be more segments than a process may have open files.
+struct Reopened {
+    disk: Arc<dyn Disk>,
+    name: String,
+}
+
+impl File for Reopened {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.disk.open_read(&self.name)?.read_at(buf, offset)
+    }
+
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        self.disk.open(&self.name)?.write_at(parts, offset)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.disk.open(&self.name)?.allocate(len)
+    }
+
+    fn shorten(&self, len: u64) -> io::Result<()> {
+        self.disk.open(&self.name)?.shorten(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.open(&self.name)?.sync()
+    }
+
+    fn has_name(&self) -> io::Result<bool> {
+        self.disk.open_read(&self.name)?.has_name()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.open_read(&self.name)?.len()
     }
 }
 
@@ -148,7 +194,25 @@ impl LogFile {
         self.file.allocate(len).map_err(self.error("reserve space for"))
     }
 
+    pub(crate) fn shorten(&self, len: u64) -> Result<(), DiskError> {
+        self.file.shorten(len).map_err(self.error("shorten"))
+    }
+
     pub(crate) fn sync(&self) -> Result<(), DiskError> {
         self.file.sync().map_err(self.error("sync"))
+    }
+
+    /// An error if somebody has removed the file, or taken its end away: what is written to it is lost then, although
+    /// every call succeeds.
+    pub(crate) fn check(&self, len: u64) -> Result<(), DiskError> {
+        let find = || self.error("find");
+        let lost = |what: &str| find()(io::Error::new(io::ErrorKind::NotFound, what));
+        if !self.file.has_name().map_err(find())? {
+            return Err(lost("it was removed while the log is open"));
+        }
+        match self.file.len().map_err(find())? < len {
+            true => Err(lost("it was shortened while the log is open")),
+            false => Ok(()),
+        }
     }
 }

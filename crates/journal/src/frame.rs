@@ -4,14 +4,29 @@
 //! names the link of the frame before it (`prev_link`), so that frames form a chain across segments. `body_crc`
 //! covers what does not depend on this copy of the log: the logical fields and the payload.
 
+use crate::ack::Level;
 use crate::checksum::Crc32c;
 
 /// Length of a header in bytes.
 pub(crate) const HEADER_BYTES: u64 = 64;
 /// Frames begin at multiples of this.
 pub(crate) const ALIGN: u64 = 16;
-/// The only kind of frame there is: an opaque payload.
-const KIND_DATA: u8 = 1;
+/// What a frame's payload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// An opaque payload: an entry.
+    #[default]
+    Data = 1,
+    /// A mark of the log itself: what a sync made durable (`control.rs`). Takes an index; readers pass over it.
+    Synced = 2,
+}
+
+impl Kind {
+    fn of_code(code: u8) -> Option<Kind> {
+        [Kind::Data, Kind::Synced].into_iter().find(|kind| *kind as u8 == code)
+    }
+}
 
 const LEN: usize = 0;
 const BODY_CRC: usize = LEN + 4;
@@ -45,6 +60,10 @@ pub(crate) struct Frame {
     pub time_ns: u64,
     /// Business value in risk units.
     pub value: u64,
+    /// What the payload is.
+    pub kind: Kind,
+    /// The level at which it was to be acknowledged, if the appender named one.
+    pub level: Option<Level>,
     /// Length of the payload in bytes.
     pub payload_len: u32,
     /// The writer's `synced` mark when it appended the frame.
@@ -60,6 +79,14 @@ pub(crate) enum Fault {
     Damaged(&'static str),
     /// Whole, but written by a version that knows more.
     Unsupported(&'static str),
+}
+
+impl Fault {
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            Fault::Damaged(what) | Fault::Unsupported(what) => what,
+        }
+    }
 }
 
 /// Bytes from one frame's beginning to the next one's, for a payload of this length.
@@ -102,7 +129,8 @@ impl Frame {
         put(&mut bytes, TERM, &self.term.to_le_bytes());
         put(&mut bytes, TIME, &self.time_ns.to_le_bytes());
         put(&mut bytes, VALUE, &self.value.to_le_bytes());
-        bytes[KIND] = KIND_DATA;
+        bytes[KIND] = self.kind as u8;
+        bytes[ACK_CLASS] = self.level.map_or(0, Level::code);
         put(&mut bytes, PAYLOAD_LEN, &self.payload_len.to_le_bytes());
         put(&mut bytes, DURABLE, &self.durable_upto.to_le_bytes());
         put(&mut bytes, PREV_LINK, &self.prev_link.to_le_bytes());
@@ -119,11 +147,10 @@ impl Frame {
         if link != self::link(bytes, salt) {
             return Err(Fault::Damaged("the frame header's checksum does not match"));
         }
-        if bytes[KIND] != KIND_DATA {
-            return Err(Fault::Unsupported("a kind of frame"));
-        }
-        if bytes[FLAGS] != 0 || bytes[CODEC] != 0 || bytes[ACK_CLASS] != 0 {
-            return Err(Fault::Unsupported("a frame's flags, codec or class"));
+        let kind = Kind::of_code(bytes[KIND]).ok_or(Fault::Unsupported("a kind of frame"))?;
+        let level = Level::of_code(bytes[ACK_CLASS]);
+        if bytes[FLAGS] != 0 || bytes[CODEC] != 0 || (level.is_none() && bytes[ACK_CLASS] != 0) {
+            return Err(Fault::Unsupported("a frame's flags, codec or level"));
         }
         let payload_len = u32_at(bytes, PAYLOAD_LEN);
         if u64::from(len) != HEADER_BYTES + u64::from(payload_len) {
@@ -135,6 +162,8 @@ impl Frame {
             term: u64_at(bytes, TERM),
             time_ns: u64_at(bytes, TIME),
             value: u64_at(bytes, VALUE),
+            kind,
+            level,
             payload_len,
             durable_upto: u64_at(bytes, DURABLE),
             prev_link: u32_at(bytes, PREV_LINK),
@@ -191,7 +220,7 @@ mod tests {
     fn what_a_newer_version_writes_is_told_from_damage() {
         for at in [KIND, FLAGS, CODEC, ACK_CLASS, PAYLOAD_LEN] {
             let (mut bytes, _) = frame().encode(1);
-            bytes[at] += 1;
+            bytes[at] += 99;
             let sum = link(&bytes, 1);
             put(&mut bytes, LINK, &sum.to_le_bytes());
             assert!(matches!(Frame::decode(&bytes, 1), Err(Fault::Unsupported(_))), "field at {at}");
@@ -214,9 +243,12 @@ mod tests {
         #[test]
         fn decode_reverses_encode(
             index: u64, term: u64, time_ns: u64, value: u64, payload_len in 0u32..=128 << 20,
-            durable_upto: u64, prev_link: u32, body_crc: u32, salt: u64,
+            durable_upto: u64, prev_link: u32, body_crc: u32, salt: u64, level in 0u8..7, is_mark: bool,
         ) {
-            let frame = Frame { body_crc, index, term, time_ns, value, payload_len, durable_upto, prev_link };
+            let kind = if is_mark { Kind::Synced } else { Kind::Data };
+            let level = Level::of_code(level);
+            let frame =
+                Frame { body_crc, index, term, time_ns, value, kind, level, payload_len, durable_upto, prev_link };
             let (bytes, link) = frame.encode(salt);
             prop_assert_eq!(Frame::decode(&bytes, salt), Ok((frame, link)));
         }

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use crate::cycle::Cycle;
+use crate::retention::Retention;
+use crate::risk::RiskPolicy;
+
 /// Largest payload of one append, in bytes. Checked before anything is written.
 pub const PAYLOAD_BYTES_MAX: u64 = 128 << 20;
 /// Smallest accepted segment size: the two head pages and room for some frames.
@@ -43,11 +47,36 @@ pub struct Options {
     pub segment_bytes: u64,
     /// When to sync.
     pub sync: SyncPolicy,
+    /// What the value of unsafe entries leads to; nothing if `None`.
+    pub risk: Option<RiskPolicy>,
+    /// When to roll to a new segment, besides when the active one is full.
+    pub cycle: CycleChoice,
+    /// What is removed by itself, after a segment was completed; [`Journal::retain`](crate::Journal::retain) does
+    /// it at any time.
+    pub retention: Retention,
+}
+
+/// The roll cycle of a log, which is stored in it when it is made.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub enum CycleChoice {
+    /// The stored one. A new log rolls by size only.
+    #[default]
+    Stored,
+    /// This one; an existing log with another is refused. `None`: by size only.
+    Exactly(Option<Cycle>),
+    /// This one from now on. Segments that exist keep their names.
+    ChangeTo(Option<Cycle>),
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { segment_bytes: SEGMENT_BYTES_DEFAULT, sync: SyncPolicy::default() }
+        Options {
+            segment_bytes: SEGMENT_BYTES_DEFAULT,
+            sync: SyncPolicy::default(),
+            risk: None,
+            cycle: CycleChoice::default(),
+            retention: Retention::default(),
+        }
     }
 }
 

@@ -6,13 +6,14 @@
 //! a log and segments for one large entry are made when they are needed, their space only reserved.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::DiskError;
 use crate::file::{Folder, LogFile};
-use crate::segment::{self, FRAMES_AT, Header, TEMP_ENDING};
+use crate::segment::{FRAMES_AT, Header, TEMP_ENDING};
 
 /// A segment file that has no name yet.
 pub(crate) struct Spare {
@@ -53,13 +54,12 @@ impl Spare {
     }
 
     /// Gives the file its name; a file that had it is gone. The name is not yet durable.
-    pub(crate) fn activate(self, folder: &Folder, base: u64) -> Result<(Header, LogFile), DiskError> {
-        let name = segment::name(base);
-        if let Err(e) = folder.rename(&self.temp_name, &name) {
+    pub(crate) fn activate(self, folder: &Folder, name: &str) -> Result<(Header, LogFile), DiskError> {
+        if let Err(e) = folder.rename(&self.temp_name, name) {
             self.discard(folder)?;
             return Err(e);
         }
-        Ok((self.header, self.file.renamed(folder.path(&name))))
+        Ok((self.header, self.file.renamed(folder.path(name))))
     }
 
     /// Removes the file.
@@ -72,6 +72,7 @@ impl Spare {
 pub(crate) struct Preparer {
     desk: Arc<Desk>,
     thread: Option<JoinHandle<()>>,
+    is_short: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -92,23 +93,29 @@ impl Preparer {
     /// Starts the thread; `size` is the usual size of a segment.
     pub(crate) fn start(folder: Folder, log_id: [u8; 16], size: u64) -> std::io::Result<Self> {
         let desk = Arc::new(Desk::default());
-        let shared = desk.clone();
+        let is_short = Arc::new(AtomicBool::new(false));
+        let (shared, short) = (desk.clone(), is_short.clone());
         let thread = std::thread::Builder::new()
             .name("journal-prepare".into())
-            .spawn(move || shared.run(&folder, log_id, size))?;
-        Ok(Preparer { desk, thread: Some(thread) })
+            .spawn(move || shared.run(&folder, log_id, size, &short))?;
+        Ok(Preparer { desk, thread: Some(thread), is_short })
+    }
+
+    /// True while the last spare asked for found no space.
+    pub(crate) fn is_short(&self) -> Arc<AtomicBool> {
+        self.is_short.clone()
     }
 
     /// Asks for the spare unless it is there or under way. Never waits.
     pub(crate) fn want(&self) {
         let mut state = self.desk.state.lock();
-        if !state.wanted && state.made.is_none() {
-            state.wanted = true;
+        if !state.wanted && !matches!(state.made, Some(Ok(_))) {
+            (state.wanted, state.made) = (true, None);
             self.desk.changed.notify_all();
         }
     }
 
-    /// Takes the spare, waiting until it is made. After an error the next call has it tried again.
+    /// Takes the spare, waiting until it is made. After an error it is tried again.
     pub(crate) fn take(&self) -> Result<Spare, DiskError> {
         self.want();
         let mut state = self.desk.state.lock();
@@ -136,9 +143,10 @@ impl Preparer {
 }
 
 impl Desk {
-    fn run(&self, folder: &Folder, log_id: [u8; 16], size: u64) {
+    fn run(&self, folder: &Folder, log_id: [u8; 16], size: u64, is_short: &AtomicBool) {
         while self.wait_for_order() {
             let made = Spare::make(folder, "spare", log_id, size, true);
+            is_short.store(made.as_ref().is_err_and(DiskError::is_no_space), Ordering::Release);
             if let Err(e) = &made {
                 tracing::warn!(error = %e, "no spare segment");
             }

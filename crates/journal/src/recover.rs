@@ -19,17 +19,18 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::cycle::Cycle;
 use crate::error::{Damage, OpenError};
 use crate::file::{Folder, LogFile};
 use crate::frame::{ALIGN, Fault, HEADER_BYTES as FRAME_HEADER_BYTES, stride};
-use crate::options::{INDEX_MAX, PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
-use crate::reader::check_next;
+use crate::options::{CycleChoice, INDEX_MAX, PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use crate::repair;
 use crate::scan::{Scanner, Slot};
 use crate::segment::{
-    self, FRAMES_AT, HEADER_BYTES, Header, HeaderFault, SEAL_AT, SEAL_BYTES, Seal, Segment,
+    self, Contents, FRAMES_AT, HEADER_BYTES, Header, HeaderFault, SEAL_AT, SEAL_BYTES, Seal, Segment,
 };
 use crate::state::{self, State, StateFile};
+use crate::tail::check_next;
 use crate::writer::Last;
 
 /// What opening found and did.
@@ -90,12 +91,16 @@ pub(crate) struct Recovered {
 /// A segment file as it was found.
 pub(crate) struct Found {
     pub base: u64,
+    pub name: String,
     pub file: LogFile,
+    pub disk_bytes: u64,
     pub header: Header,
     pub seal: Option<Seal>,
     /// Where its good frames end, and the last of them; set by the walk.
     pub end: u64,
     pub last: Last,
+    /// Time of the first good frame.
+    pub first_time: u64,
 }
 
 /// Where the walk ended.
@@ -130,33 +135,52 @@ pub(crate) struct Evidence {
     durable: u64,
 }
 
+/// What to do about damage to what was durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strictness {
+    /// It is an error, and nothing changes.
+    KeepDurable,
+    /// The log ends before it. An operator has said so.
+    AcceptLoss,
+}
+
 /// Recovers the log in a locked folder. After an error other than one of the disk nothing was changed, except
 /// that stray temporary files and already dropped segments are gone.
-pub(crate) fn recover(folder: &Folder) -> Result<Recovered, OpenError> {
+pub(crate) fn recover(
+    folder: &Folder,
+    choice: &CycleChoice,
+    strictness: Strictness,
+) -> Result<Recovered, OpenError> {
     let names = folder.names()?;
     remove_temps(folder, &names)?;
-    let mut bases: Vec<u64> = names.iter().filter_map(|n| segment::base_of(n)).collect();
-    bases.sort_unstable();
+    let mut segments = segment_names(&names);
     let boot_id = folder.disk().boot_id();
     let created = !names.iter().any(|n| n == state::NAME);
-    let mut state_file = if created { create(folder, &bases, boot_id)? } else { StateFile::open(folder)? };
-    let state = state_file.state();
-    finish_drop(folder, &mut bases, state.first)?;
+    let mut state_file = match created {
+        true => create(folder, &segments, boot_id, choice)?,
+        false => StateFile::open(folder)?,
+    };
+    let cycle = chosen_cycle(state_file.state(), choice)?;
+    let state = state_file.state().clone();
+    finish_drop(folder, &mut segments, state.first)?;
 
-    let mut found = bases.iter().map(|b| load(folder, *b, &state)).collect::<Result<Vec<_>, _>>()?;
+    let mut found = load_all(folder, &segments, &state)?;
     let Walk { last, durable, stop } = walk(&mut found, &state)?;
     let evidence = gather(&found, stop.as_ref(), last.index + 1, state.log_id)?;
     let durable = evidence.iter().map(|e| e.durable).fold(durable, u64::max);
-    if last.index < durable {
+    if last.index < durable && strictness == Strictness::KeepDurable {
         return Err(missing(folder, &found, stop.as_ref(), &evidence, last.index + 1).into());
     }
     let cut = match &stop {
         Some(stop) => repair::cut(folder, &mut found, stop, &evidence, last.index + 1)?,
         None => None,
     };
-    repair::settle(&mut found, if state.clean { last.index } else { durable }, state.log_id)?;
+    repair::settle(&mut found, if state.clean { last.index } else { durable.min(last.index) }, state.log_id)?;
     folder.sync_names()?;
-    state_file.update(|s| (s.boot_id, s.clean, s.durable_upto) = (boot_id, false, last.index))?;
+    state_file.update(|s| {
+        (s.boot_id, s.clean, s.durable_upto) = (boot_id, false, last.index);
+        s.cycle = cycle;
+    })?;
 
     let segments: Vec<_> = found.iter().map(|f| Arc::new(f.to_segment())).collect();
     let open_file = found.pop().filter(|f| f.seal.is_none()).map(|f| f.file);
@@ -171,15 +195,44 @@ pub(crate) fn recover(folder: &Folder) -> Result<Recovered, OpenError> {
     Ok(Recovered { state_file, active: segments.last().cloned().zip(open_file), segments, last, recovery })
 }
 
-fn create(folder: &Folder, bases: &[u64], boot_id: [u8; 16]) -> Result<StateFile, OpenError> {
-    if !bases.is_empty() {
+/// Bases and names of the segments, in order.
+pub(crate) fn segment_names(names: &[String]) -> Vec<(u64, String)> {
+    let with_base = |name: &String| segment::base_of(name).map(|base| (base, name.clone()));
+    let mut segments: Vec<_> = names.iter().filter_map(with_base).collect();
+    segments.sort_unstable();
+    segments
+}
+
+/// The cycle with which the log goes on.
+fn chosen_cycle(state: &State, choice: &CycleChoice) -> Result<Option<Cycle>, OpenError> {
+    let text = |cycle: &Option<Cycle>| cycle.as_ref().map_or("by size only".into(), Cycle::to_string);
+    match choice {
+        CycleChoice::Stored => Ok(state.cycle.clone()),
+        CycleChoice::Exactly(asked) if *asked != state.cycle => {
+            Err(OpenError::Cycle { stored: text(&state.cycle), asked: text(asked) })
+        }
+        CycleChoice::Exactly(asked) | CycleChoice::ChangeTo(asked) => Ok(asked.clone()),
+    }
+}
+
+fn create(
+    folder: &Folder,
+    segments: &[(u64, String)],
+    boot_id: [u8; 16],
+    choice: &CycleChoice,
+) -> Result<StateFile, OpenError> {
+    if !segments.is_empty() {
         let what = "it is missing although there are segments";
         return Err(Damage { file: folder.path(state::NAME), offset: 0, index: 0, what }.into());
     }
     let mut log_id = [0; 16];
     log_id[..8].copy_from_slice(&folder.disk().entropy().to_le_bytes());
     log_id[8..].copy_from_slice(&folder.disk().entropy().to_le_bytes());
-    Ok(StateFile::create(folder, log_id, boot_id)?)
+    let cycle = match choice {
+        CycleChoice::Stored => None,
+        CycleChoice::Exactly(cycle) | CycleChoice::ChangeTo(cycle) => cycle.clone(),
+    };
+    Ok(StateFile::create(folder, log_id, boot_id, cycle)?)
 }
 
 fn remove_temps(folder: &Folder, names: &[String]) -> Result<(), OpenError> {
@@ -190,18 +243,30 @@ fn remove_temps(folder: &Folder, names: &[String]) -> Result<(), OpenError> {
 }
 
 /// Removes the segments that retention had already given up when it was interrupted.
-fn finish_drop(folder: &Folder, bases: &mut Vec<u64>, first: u64) -> Result<(), OpenError> {
-    let gone = bases.partition_point(|b| *b < first);
-    for base in bases.drain(..gone) {
-        folder.remove(&segment::name(base))?;
+fn finish_drop(folder: &Folder, segments: &mut Vec<(u64, String)>, first: u64) -> Result<(), OpenError> {
+    let gone = segments.partition_point(|(base, _)| *base < first);
+    for (_, name) in segments.drain(..gone) {
+        folder.remove(&name)?;
         folder.sync_names()?;
     }
     Ok(())
 }
 
-/// Opens a segment and checks its head pages.
-fn load(folder: &Folder, base: u64, state: &State) -> Result<Found, OpenError> {
-    let file = folder.open(&segment::name(base))?;
+fn load_all(folder: &Folder, segments: &[(u64, String)], state: &State) -> Result<Vec<Found>, OpenError> {
+    let mut found = Vec::with_capacity(segments.len());
+    for (base, name) in segments {
+        let mut segment = load(folder.open(name)?, *base, name, state)?;
+        if segment.seal.is_some() {
+            // The handle goes: there may be more sealed segments than handles.
+            segment.file = folder.reopened(name);
+        }
+        found.push(segment);
+    }
+    Ok(found)
+}
+
+/// Checks a segment's head pages.
+pub(crate) fn load(file: LogFile, base: u64, name: &str, state: &State) -> Result<Found, OpenError> {
     let len = file.len()?;
     let mut bytes = [0; HEADER_BYTES];
     file.read(&mut bytes, 0)?;
@@ -215,17 +280,24 @@ fn load(folder: &Folder, base: u64, state: &State) -> Result<Found, OpenError> {
     if header.log_id != state.log_id {
         return Err(damaged("the segment belongs to another log").into());
     }
-    // The whole file is on disk before it gets its name, so no crash leaves a shorter one.
-    if len != header.size || !(SEGMENT_BYTES_MIN..=SIZE_MAX).contains(&len) {
-        return Err(damaged("the segment's size is not the one in its header").into());
-    }
     let mut bytes = [0; SEAL_BYTES];
     file.read(&mut bytes, SEAL_AT)?;
     let seal = Seal::decode(&bytes, header.salt);
-    if seal.is_some_and(|s| s.last < base || s.last > INDEX_MAX || s.end > len) {
+    // The whole file is on disk before it gets its name, and only what a durable seal leaves over is taken away, so
+    // no crash leaves a shorter one.
+    let whole = match &seal {
+        Some(seal) => (seal.end.next_multiple_of(4096)..=header.size).contains(&len),
+        None => len == header.size,
+    };
+    if !whole || !(SEGMENT_BYTES_MIN..=SIZE_MAX).contains(&header.size) {
+        return Err(damaged("the segment's size is not the one in its header").into());
+    }
+    if seal.is_some_and(|s| s.last < base || s.last > INDEX_MAX || s.end < FRAMES_AT) {
         return Err(damaged("the segment's seal is not one for this file").into());
     }
-    Ok(Found { base, file, header, seal, end: FRAMES_AT, last: Last::default() })
+    let name = name.to_owned();
+    let (last, first_time) = (Last::default(), 0);
+    Ok(Found { base, name, file, disk_bytes: len, header, seal, end: FRAMES_AT, last, first_time })
 }
 
 /// Largest file of a segment: the usual kind, or one made for the largest entry.
@@ -280,19 +352,29 @@ impl Found {
         self.last.index < self.base
     }
 
-    pub(crate) fn name(&self) -> String {
-        segment::name(self.base)
-    }
-
-    fn to_segment(&self) -> Segment {
-        let last = if self.is_empty() { self.base - 1 } else { self.last.index };
-        Segment::new(self.base, self.header.salt, self.header.size, self.end, last, self.seal.is_some())
+    pub(crate) fn to_segment(&self) -> Segment {
+        let contents = Contents {
+            end: self.end,
+            last: if self.is_empty() { self.base - 1 } else { self.last.index },
+            first_time: self.first_time,
+            last_time: self.last.time_ns,
+            sealed: self.seal.is_some(),
+        };
+        Segment::new(self.name.clone(), self.base, &self.header, self.disk_bytes, contents)
     }
 
     /// Takes the end from the seal; the first frame must continue the chain.
-    fn trust_seal(&mut self, seal: &Seal, link: Option<u32>, log_id: [u8; 16]) -> Result<(), OpenError> {
+    pub(crate) fn trust_seal(
+        &mut self,
+        seal: &Seal,
+        link: Option<u32>,
+        log_id: [u8; 16],
+    ) -> Result<(), OpenError> {
         let what = match self.scanner(log_id).slot(FRAMES_AT, seal.end)? {
-            Slot::Frame(frame, _) => check_next(&frame, self.base, link),
+            Slot::Frame(frame, _) => {
+                self.first_time = frame.time_ns;
+                check_next(&frame, self.base, link)
+            }
             Slot::Empty | Slot::Fault(_) => Some("the first frame of a sealed segment is not readable"),
         };
         if let Some(what) = what {
@@ -324,12 +406,29 @@ impl Found {
             if !scanner.body_matches(self.end, &frame, size)? {
                 return Ok(Some("the payload's checksum does not match"));
             }
+            if self.end == FRAMES_AT {
+                self.first_time = frame.time_ns;
+            }
             self.end += stride(frame.payload_len.into());
             *durable = frame.durable_upto.max(*durable);
             *link = Some(own_link);
             *last = Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link: own_link };
             self.last = *last;
         }
+    }
+
+    /// Whether anything lies from an offset on.
+    pub(crate) fn has_bytes_from(&self, start: u64) -> Result<bool, OpenError> {
+        let (mut scanner, size) = (Scanner::new(self.file.clone(), [0; 16], 0), self.header.size);
+        let mut at = start;
+        while at < size {
+            let window = scanner.window(at, size)?;
+            if first_nonzero(window).is_some() {
+                return Ok(true);
+            }
+            at += window.len() as u64;
+        }
+        Ok(false)
     }
 
     /// Looks for bytes and whole frames from `start` on. A frame's header checks itself with the file's secret

@@ -41,10 +41,10 @@ pub(crate) fn cut(
         let evidence = &evidence[i + usize::from(stop.keep)];
         if evidence.end > evidence.start {
             let name = free_name(folder, segment.base)?;
-            folder.rename(&segment.name(), &name)?;
+            folder.rename(&segment.name, &name)?;
             report.kept_in.push(folder.path(&name));
         } else {
-            folder.remove(&segment.name())?;
+            folder.remove(&segment.name)?;
         }
         folder.sync_names()?;
     }
@@ -60,7 +60,7 @@ fn whole_range(evidence: &[Evidence]) -> Option<std::ops::RangeInclusive<u64>> {
 }
 
 /// A name for cut bytes that is not in use.
-fn free_name(folder: &Folder, index: u64) -> Result<String, DiskError> {
+pub(crate) fn free_name(folder: &Folder, index: u64) -> Result<String, DiskError> {
     let names = folder.names()?;
     let candidates = (0u64..).map(|i| format!("cut-{index:020}-{i}.lost"));
     Ok(candidates.into_iter().find(|n| !names.contains(n)).expect("fewer names than numbers"))

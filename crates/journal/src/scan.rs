@@ -3,7 +3,7 @@
 //! A length is used only after the header that holds it has checked itself and the frame was found to end
 //! before `limit`, so a damaged length neither reads nor allocates.
 
-use bytes::Bytes;
+use std::ops::Range;
 
 use crate::error::DiskError;
 use crate::file::{LogFile, PIECE_BYTES};
@@ -38,9 +38,15 @@ impl Scanner {
         &self.file
     }
 
-    /// Moves the window to `offset`. Never reads at or past `limit`: what lies there may still change.
-    fn piece(&mut self, offset: u64, limit: u64) -> Result<&[u8], DiskError> {
-        let len = usize::try_from(limit.saturating_sub(offset)).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+    /// Moves the window to `offset`; it holds `want` bytes if there are so many. Never reads at or past `limit`:
+    /// what lies there may still change.
+    fn piece(&mut self, offset: u64, want: usize, limit: u64) -> Result<&[u8], DiskError> {
+        let most = want.max(PIECE_BYTES);
+        let len = usize::try_from(limit.saturating_sub(offset)).unwrap_or(most).min(most);
+        if self.buf.capacity() > PIECE_BYTES && len <= PIECE_BYTES {
+            // What one large entry needed is not kept.
+            self.buf = Vec::new();
+        }
         self.buf.clear();
         self.buf.resize(len, 0);
         self.start = offset;
@@ -64,7 +70,7 @@ impl Scanner {
             .filter(|skip| self.buf.len().checked_sub(*skip).is_some_and(|held| held >= len));
         match held {
             Some(skip) => Ok(&self.buf[skip..]),
-            None => self.piece(offset, limit),
+            None => self.piece(offset, len, limit),
         }
     }
 
@@ -103,23 +109,30 @@ impl Scanner {
         Ok(digest.value() == frame.body_crc)
     }
 
-    /// The payload of the frame at `offset`, or `None` if it is not the one its header was made for.
+    /// Where in the window the payload of the frame at `offset` is held ([`Scanner::held`]), or `None` if it is not
+    /// the one its header was made for. The frame must have been found to end before `limit`.
     pub(crate) fn body(
         &mut self,
         offset: u64,
         frame: &Frame,
         limit: u64,
-    ) -> Result<Option<Bytes>, DiskError> {
+    ) -> Result<Option<Range<usize>>, DiskError> {
+        let digest = frame.body_digest(&self.log_id);
         let len = frame.payload_len as usize;
         let at = offset + HEADER_BYTES;
-        let body = if len <= PIECE_BYTES {
-            self.bytes(at, len, limit)?[..len].to_vec()
-        } else {
-            let mut body = vec![0; len];
-            self.file.read(&mut body, at)?;
-            body
-        };
-        let whole = frame.body_digest(&self.log_id).add(&body).value() == frame.body_crc;
-        Ok(whole.then(|| Bytes::from(body)))
+        let body = &self.bytes(at, len, limit)?[..len];
+        let is_whole = digest.add(body).value() == frame.body_crc;
+        let start = (at - self.start) as usize;
+        Ok(is_whole.then_some(start..start + len))
+    }
+
+    /// Bytes that were found in the window since it was last moved.
+    pub(crate) fn held(&self, range: &Range<usize>) -> &[u8] {
+        &self.buf[range.clone()]
+    }
+
+    /// Forgets what was read: the file may have changed.
+    pub(crate) fn forget(&mut self) {
+        self.buf.clear();
     }
 }

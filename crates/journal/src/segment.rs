@@ -6,9 +6,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::checksum::Crc32c;
 use crate::frame::{put, u32_at, u64_at};
 use crate::options::INDEX_MAX;
+use crate::retention::Candidate;
+use crate::seek::Marks;
 
 /// Size of each of the two head pages.
 const PAGE: u64 = 4096;
@@ -18,7 +22,9 @@ pub(crate) const SEAL_AT: u64 = PAGE;
 pub(crate) const FRAMES_AT: u64 = 2 * PAGE;
 
 const MAGIC: &[u8; 8] = b"RDOVESEG";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Version 1 had no marks, levels, labels and shortened files; what it wrote is read as ever.
+const VERSION_OLDEST: u32 = 1;
 
 const H_VERSION: usize = MAGIC.len();
 const H_FLAGS: usize = H_VERSION + 4;
@@ -85,7 +91,7 @@ impl Header {
                 HeaderFault::Damaged("the segment header's checksum does not match")
             });
         }
-        if version != VERSION || u32_at(bytes, H_FLAGS) != 0 {
+        if !(VERSION_OLDEST..=VERSION).contains(&version) || u32_at(bytes, H_FLAGS) != 0 {
             return Err(HeaderFault::Version(version));
         }
         Ok(Header {
@@ -144,24 +150,39 @@ fn seal_crc(bytes: &[u8; SEAL_BYTES], salt: u64) -> u32 {
 
 const NAME_DIGITS: usize = 20;
 const NAME_ENDING: &str = ".seg";
+/// Longest label of a cycle in a name: a date and a time of day.
+const LABEL_BYTES_MAX: usize = 16;
 /// Ending of files under construction; removed when the log is opened.
 pub(crate) const TEMP_ENDING: &str = ".tmp";
 
-/// The name of the segment that begins with this index.
+/// The name of the segment that begins with this index, in a log without roll cycles.
+#[cfg(test)]
 pub(crate) fn name(base: u64) -> String {
-    format!("{base:0NAME_DIGITS$}{NAME_ENDING}")
+    labelled_name(None, base)
+}
+
+/// The name of the segment that begins with this index and this cycle.
+pub(crate) fn labelled_name(label: Option<&str>, base: u64) -> String {
+    match label {
+        Some(label) => format!("{label}_{base:0NAME_DIGITS$}{NAME_ENDING}"),
+        None => format!("{base:0NAME_DIGITS$}{NAME_ENDING}"),
+    }
 }
 
 /// The first index of the segment with this name.
 pub(crate) fn base_of(name: &str) -> Option<u64> {
-    let digits = name.strip_suffix(NAME_ENDING)?;
+    let stem = name.strip_suffix(NAME_ENDING)?;
+    let (label, digits) = stem.rsplit_once('_').unwrap_or(("", stem));
+    let is_label = label.len() <= LABEL_BYTES_MAX && label.bytes().all(|b| b.is_ascii_digit() || b == b'-');
     let plain = digits.len() == NAME_DIGITS && digits.bytes().all(|b| b.is_ascii_digit());
-    digits.parse().ok().filter(|base| plain && (1..=INDEX_MAX).contains(base))
+    digits.parse().ok().filter(|base| is_label && plain && (1..=INDEX_MAX).contains(base))
 }
 
-/// A segment of the running log. Only the writer moves `end` and `last`.
+/// A segment of the running log. Only the writer moves `end`, `last` and the times.
 #[derive(Debug)]
 pub(crate) struct Segment {
+    /// Changes only while there is no frame; who reads from outside learns of it later.
+    name: Mutex<String>,
     /// Index of its first frame, present or to come.
     pub base: u64,
     pub salt: u64,
@@ -171,16 +192,58 @@ pub(crate) struct Segment {
     end: AtomicU64,
     /// Index of the last published frame, `base - 1` while there is none.
     last: AtomicU64,
+    /// Times of the first and the last published frame; without meaning while there is none.
+    first_time: AtomicU64,
+    last_time: AtomicU64,
+    /// Bytes it takes on disk.
+    disk_bytes: AtomicU64,
     sealed: AtomicBool,
+    /// Where frames lie, as far as somebody has searched for one.
+    pub marks: Mutex<Marks>,
+}
+
+/// What is known of a segment when it is made or found.
+pub(crate) struct Contents {
+    /// Where the published frames end.
+    pub end: u64,
+    /// Index of the last frame, `base - 1` if there is none.
+    pub last: u64,
+    pub first_time: u64,
+    pub last_time: u64,
+    pub sealed: bool,
 }
 
 impl Segment {
-    pub(crate) fn new(base: u64, salt: u64, size: u64, end: u64, last: u64, sealed: bool) -> Self {
-        Segment { base, salt, size, end: end.into(), last: last.into(), sealed: sealed.into() }
+    /// A segment that was found.
+    pub(crate) fn new(name: String, base: u64, header: &Header, disk_bytes: u64, contents: Contents) -> Self {
+        Segment {
+            name: name.into(),
+            base,
+            salt: header.salt,
+            size: header.size,
+            end: contents.end.into(),
+            last: contents.last.into(),
+            first_time: contents.first_time.into(),
+            last_time: contents.last_time.into(),
+            disk_bytes: disk_bytes.into(),
+            sealed: contents.sealed.into(),
+            marks: Mutex::default(),
+        }
+    }
+
+    /// A segment without frames.
+    pub(crate) fn empty(name: String, base: u64, header: &Header) -> Self {
+        let contents =
+            Contents { end: FRAMES_AT, last: base - 1, first_time: 0, last_time: 0, sealed: false };
+        Segment::new(name, base, header, header.size, contents)
     }
 
     pub(crate) fn name(&self) -> String {
-        name(self.base)
+        self.name.lock().clone()
+    }
+
+    pub(crate) fn set_name(&self, name: &str) {
+        name.clone_into(&mut self.name.lock());
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -203,7 +266,29 @@ impl Segment {
         self.sealed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn publish(&self, end: u64, last: u64) {
+    /// Times of the first and last frame.
+    pub(crate) fn times(&self) -> (u64, u64) {
+        (self.first_time.load(Ordering::Acquire), self.last_time.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn candidate(&self) -> Candidate {
+        Candidate { last: self.last(), last_time: self.times().1, bytes: self.disk_bytes() }
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.disk_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_disk_bytes(&self, bytes: u64) {
+        self.disk_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Makes frames visible, the last of which is `last`, all of this time.
+    pub(crate) fn publish(&self, end: u64, last: u64, time_ns: u64) {
+        if self.is_empty() {
+            self.first_time.store(time_ns, Ordering::Release);
+        }
+        self.last_time.store(time_ns, Ordering::Release);
         self.end.store(end, Ordering::Release);
         self.last.store(last, Ordering::Release);
     }
@@ -246,21 +331,25 @@ mod tests {
     #[test]
     fn a_newer_version_is_named() {
         let mut bytes = Header { log_id: [3; 16], salt: 5, size: 1 << 20 }.encode();
-        bytes[H_VERSION] = 2;
-        assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(2)));
+        bytes[H_VERSION] = 3;
+        assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(3)));
     }
 
     #[test]
     fn names() {
         assert_eq!(name(1), "00000000000000000001.seg");
+        assert_eq!(labelled_name(Some("20261130-19"), 7), "20261130-19_00000000000000000007.seg");
         for base in [1, 77, INDEX_MAX] {
             assert_eq!(base_of(&name(base)), Some(base));
+            assert_eq!(base_of(&labelled_name(Some("20261130"), base)), Some(base));
         }
         for other in [
             "1.seg",
             "18446744073709551615.seg",
             "00000000000000000000.seg",
             "0000000000000000000x.seg",
+            "x_00000000000000000007.seg",
+            "20261130-195959-0000000_00000000000000000007.seg",
             "lock",
             ".seg",
         ] {

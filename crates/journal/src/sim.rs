@@ -11,7 +11,7 @@
 //!
 //! All calls are safe to make from any thread; the same calls and seeds give the same disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind, IoSlice};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Machine {
 struct World {
     boot: u64,
     entropy: u64,
-    locked: bool,
+    locked: BTreeSet<String>,
     files: Vec<Content>,
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
@@ -201,7 +201,7 @@ impl World {
     }
 
     fn restarted(self) -> World {
-        World { locked: false, faults: Faults::default(), ..self }
+        World { locked: BTreeSet::new(), faults: Faults::default(), ..self }
     }
 
     fn find(&self, name: &str) -> io::Result<usize> {
@@ -360,12 +360,19 @@ impl Disk for SimDisk {
         Ok(())
     }
 
-    fn lock(&self) -> io::Result<FolderLock> {
+    fn lock(&self, name: &str) -> io::Result<FolderLock> {
         let mut world = self.world();
-        if std::mem::replace(&mut world.locked, true) {
+        if !world.locked.insert(name.into()) {
             return Err(ErrorKind::WouldBlock.into());
         }
-        Ok(Box::new(SimLock(self.clone())))
+        if !world.names.contains_key(name) {
+            let id = world.files.len();
+            world.files.push(Content::default());
+            world.names.insert(name.into(), id);
+            world.durable_names.insert(name.into(), id);
+        }
+        drop(world);
+        Ok(Box::new(SimLock(self.clone(), name.into())))
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -383,11 +390,11 @@ impl Disk for SimDisk {
     }
 }
 
-struct SimLock(SimDisk);
+struct SimLock(SimDisk, String);
 
 impl Drop for SimLock {
     fn drop(&mut self) {
-        self.0.world().locked = false;
+        self.0.world().locked.remove(&self.1);
     }
 }
 
@@ -431,6 +438,16 @@ impl File for SimFile {
         Ok(())
     }
 
+    fn shorten(&self, len: u64) -> io::Result<()> {
+        let mut world = self.disk.world();
+        world.change()?;
+        let len = usize::try_from(len).map_err(|_| ErrorKind::FileTooLarge)?;
+        let file = &mut world.files[self.id];
+        file.cache.truncate(len);
+        file.unsynced.retain(|sector, _| sector * SECTOR < len);
+        Ok(())
+    }
+
     fn sync(&self) -> io::Result<()> {
         let mut world = self.disk.world();
         world.change()?;
@@ -449,6 +466,12 @@ impl File for SimFile {
         }
         file.finish_sync(covered);
         Ok(())
+    }
+
+    fn has_name(&self) -> io::Result<bool> {
+        let world = self.disk.world();
+        world.running()?;
+        Ok(world.names.values().any(|id| *id == self.id))
     }
 
     fn len(&self) -> io::Result<u64> {

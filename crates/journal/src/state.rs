@@ -4,6 +4,7 @@
 //! are both unreadable is damage, never a new log.
 
 use crate::checksum::Crc32c;
+use crate::cycle::{Cycle, CycleLength, ZONE_BYTES_MAX};
 use crate::error::{Damage, DiskError, OpenError};
 use crate::file::{Folder, LogFile};
 use crate::frame::{put, u32_at, u64_at};
@@ -16,7 +17,7 @@ pub(crate) const NAME: &str = "state";
 const PAGE: u64 = 4096;
 
 const MAGIC: &[u8; 8] = b"RDOVESTA";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const FLAG_CLEAN: u32 = 1;
 
 const AT_VERSION: usize = MAGIC.len();
@@ -26,12 +27,17 @@ const AT_LOG_ID: usize = AT_SEQUENCE + 8;
 const AT_BOOT_ID: usize = AT_LOG_ID + 16;
 const AT_FIRST: usize = AT_BOOT_ID + 16;
 const AT_DURABLE: usize = AT_FIRST + 8;
-const AT_CRC: usize = AT_DURABLE + 8;
+const AT_CYCLE: usize = AT_DURABLE + 8;
+const AT_ZONE_LEN: usize = AT_CYCLE + 1;
+const AT_ZONE: usize = AT_CYCLE + 8;
+const AT_CRC: usize = AT_ZONE + ZONE_BYTES_MAX;
 const RECORD_BYTES: usize = AT_CRC + 4;
-const _: () = assert!(RECORD_BYTES == 76);
+const _: () = assert!(RECORD_BYTES == 148);
+/// In version 1 the checksum followed the durable mark: it knew no cycles.
+const AT_CRC_1: usize = AT_DURABLE + 8;
 
 /// The record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct State {
     /// Grows with each write.
     sequence: u64,
@@ -45,15 +51,24 @@ pub(crate) struct State {
     pub durable_upto: u64,
     /// True from a clean close to the next open.
     pub clean: bool,
+    /// When segments roll, besides when they are full.
+    pub cycle: Option<Cycle>,
 }
 
 enum Copy {
     Valid(State),
     Unreadable,
     Version(u32),
+    /// Whole, but it asks for what this machine or version does not have.
+    Unusable(String),
 }
 
 impl State {
+    /// The record of a log whose own is lost.
+    pub(crate) fn rebuilt(log_id: [u8; 16], boot_id: [u8; 16], first: u64) -> State {
+        State { sequence: 0, log_id, boot_id, first, durable_upto: first - 1, clean: false, cycle: None }
+    }
+
     fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         put(&mut bytes, 0, MAGIC);
@@ -64,20 +79,34 @@ impl State {
         put(&mut bytes, AT_BOOT_ID, &self.boot_id);
         put(&mut bytes, AT_FIRST, &self.first.to_le_bytes());
         put(&mut bytes, AT_DURABLE, &self.durable_upto.to_le_bytes());
+        if let Some(cycle) = &self.cycle {
+            let zone = cycle.zone().as_bytes();
+            bytes[AT_CYCLE] = cycle.length() as u8;
+            bytes[AT_ZONE_LEN] = u8::try_from(zone.len()).expect("a zone's name is short");
+            put(&mut bytes, AT_ZONE, zone);
+        }
         let crc = Crc32c::new().add(&bytes[..AT_CRC]).value();
         put(&mut bytes, AT_CRC, &crc.to_le_bytes());
         bytes
     }
 
     fn decode(bytes: &[u8; RECORD_BYTES]) -> Copy {
-        let whole = Crc32c::new().add(&bytes[..AT_CRC]).value() == u32_at(bytes, AT_CRC);
+        let (version, flags) = (u32_at(bytes, AT_VERSION), u32_at(bytes, AT_FLAGS));
+        let crc_at = if version == 1 { AT_CRC_1 } else { AT_CRC };
+        let whole = Crc32c::new().add(&bytes[..crc_at]).value() == u32_at(bytes, crc_at);
         if !bytes.starts_with(MAGIC) || !whole {
             return Copy::Unreadable;
         }
-        let (version, flags) = (u32_at(bytes, AT_VERSION), u32_at(bytes, AT_FLAGS));
-        if version != VERSION || flags & !FLAG_CLEAN != 0 {
+        if !(1..=VERSION).contains(&version) || flags & !FLAG_CLEAN != 0 {
             return Copy::Version(version);
         }
+        let cycle = match version {
+            1 => None,
+            _ => match cycle_of(bytes) {
+                Ok(cycle) => cycle,
+                Err(what) => return Copy::Unusable(what),
+            },
+        };
         if !(1..=INDEX_MAX).contains(&u64_at(bytes, AT_FIRST)) {
             return Copy::Unreadable;
         }
@@ -88,8 +117,20 @@ impl State {
             first: u64_at(bytes, AT_FIRST),
             durable_upto: u64_at(bytes, AT_DURABLE),
             clean: flags & FLAG_CLEAN != 0,
+            cycle,
         })
     }
+}
+
+fn cycle_of(bytes: &[u8; RECORD_BYTES]) -> Result<Option<Cycle>, String> {
+    if bytes[AT_CYCLE] == 0 {
+        return Ok(None);
+    }
+    let length = CycleLength::of_code(bytes[AT_CYCLE]).ok_or("a roll cycle that is not known")?;
+    let zone =
+        bytes.get(AT_ZONE..AT_ZONE + usize::from(bytes[AT_ZONE_LEN])).filter(|z| z.len() <= ZONE_BYTES_MAX);
+    let zone = zone.and_then(|z| std::str::from_utf8(z).ok()).ok_or("a roll cycle without a time zone")?;
+    Cycle::new(length, zone).map(Some).map_err(|e| e.to_string())
 }
 
 /// The open state file and the newest record in it.
@@ -100,8 +141,17 @@ pub(crate) struct StateFile {
 
 impl StateFile {
     /// Makes the file of a new log, durably.
-    pub(crate) fn create(folder: &Folder, log_id: [u8; 16], boot_id: [u8; 16]) -> Result<Self, DiskError> {
-        let state = State { sequence: 0, log_id, boot_id, first: 1, durable_upto: 0, clean: false };
+    pub(crate) fn create(
+        folder: &Folder,
+        log_id: [u8; 16],
+        boot_id: [u8; 16],
+        cycle: Option<Cycle>,
+    ) -> Result<Self, DiskError> {
+        StateFile::replace(folder, State { cycle, ..State::rebuilt(log_id, boot_id, 1) })
+    }
+
+    /// Makes the file, durably, in the place of one that may be there.
+    pub(crate) fn replace(folder: &Folder, state: State) -> Result<Self, DiskError> {
         let temp = format!("{NAME}{TEMP_ENDING}");
         let file = folder.create(&temp)?;
         file.allocate(2 * PAGE)?;
@@ -114,13 +164,21 @@ impl StateFile {
 
     /// Opens the file and chooses the newer whole copy.
     pub(crate) fn open(folder: &Folder) -> Result<Self, OpenError> {
-        let file = folder.open(NAME)?;
+        StateFile::read(folder.open(NAME)?)
+    }
+
+    /// As [`StateFile::open`], for reading only.
+    pub(crate) fn open_read(folder: &Folder) -> Result<Self, OpenError> {
+        StateFile::read(folder.open_read(NAME)?)
+    }
+
+    fn read(file: LogFile) -> Result<Self, OpenError> {
         let mut newest: Option<State> = None;
         for copy in 0..2 {
             let mut bytes = [0; RECORD_BYTES];
             file.read(&mut bytes, copy * PAGE)?;
             match State::decode(&bytes) {
-                Copy::Valid(state) if newest.is_none_or(|n| n.sequence < state.sequence) => {
+                Copy::Valid(state) if newest.as_ref().is_none_or(|n| n.sequence < state.sequence) => {
                     newest = Some(state)
                 }
                 Copy::Valid(_) | Copy::Unreadable => {}
@@ -128,6 +186,7 @@ impl StateFile {
                     let what = format!("state version {version}");
                     return Err(OpenError::Unsupported { file: file.path(), what });
                 }
+                Copy::Unusable(what) => return Err(OpenError::Unsupported { file: file.path(), what }),
             }
         }
         let what = "neither copy of the state is readable";
@@ -135,13 +194,26 @@ impl StateFile {
         Ok(StateFile { file, state })
     }
 
-    pub(crate) fn state(&self) -> State {
-        self.state
+    /// Where the copies lie that are not whole although they were written.
+    pub(crate) fn unreadable_copies(&self) -> Result<impl Iterator<Item = u64>, DiskError> {
+        let mut bad = Vec::new();
+        for at in [0, PAGE] {
+            let mut bytes = [0; RECORD_BYTES];
+            self.file.read(&mut bytes, at)?;
+            if matches!(State::decode(&bytes), Copy::Unreadable) && bytes.iter().any(|b| *b != 0) {
+                bad.push(at);
+            }
+        }
+        Ok(bad.into_iter())
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
     }
 
     /// Changes the record, durably. After an error the old record stands.
     pub(crate) fn update(&mut self, change: impl FnOnce(&mut State)) -> Result<(), DiskError> {
-        let mut next = self.state;
+        let mut next = self.state.clone();
         change(&mut next);
         next.sequence = self.state.sequence + 1;
         self.file.write_bytes(&next.encode(), (next.sequence % 2) * PAGE)?;

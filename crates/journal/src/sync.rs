@@ -12,21 +12,33 @@
 //! * After the first failure no file is synced again and `synced` stays: the kernel may have dropped the pages
 //!   and would report success the next time.
 //!
+//! * The account of what is at risk knows every entry up to W, and no other, when a round begins: both are read
+//!   under its lock, under which entries are published.
+//!
 //! Under the interval policy the thread sleeps without a time limit while nothing is unsynced.
-//! Lock order: `Desk::state` is taken last and never held during a call to the disk or to a callback.
+//! Lock order: the writer's core, `reader_lock`, `state`, then `ledger` or `cluster`; none is held during a call to
+//! the disk or to a callback, except the core's. This thread never waits for the core: whoever holds it may be
+//! waiting for this thread.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::ack::{Ack, Cluster, Level, Watermarks, acknowledge};
+use crate::control::Synced;
 use crate::error::{DiskError, WaitError};
 use crate::file::{Folder, LogFile};
 use crate::journal::Shared;
 use crate::options::SyncPolicy;
+use crate::risk::{Cause, Causes, Exposure, Ledger, RiskPolicy, Scope};
 use crate::segment::{SEAL_AT, Seal, Segment};
+
+/// How long a mark that could not be appended waits for the next try.
+const ANNOUNCE_AGAIN: Duration = Duration::from_millis(1);
 
 /// Most completed segments that may wait for their sync. Then appends that need a new segment wait: a disk that
 /// is slower than the appends must slow them down at some point.
@@ -43,11 +55,37 @@ pub(crate) struct Dirty {
     pub seal: Option<Seal>,
 }
 
+/// What an appender waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub level: Level,
+    pub index: u64,
+    pub value: u64,
+}
+
+/// What the syncer has to do next.
+enum Work {
+    Sync,
+    Announce,
+}
+
 /// Where appenders, waiters and the syncer meet.
 pub(crate) struct Desk {
     policy: SyncPolicy,
     written: AtomicU64,
     synced: AtomicU64,
+    ledger: Option<Mutex<Ledger>>,
+    scope: Scope,
+    announces: bool,
+    /// Whether entries may become too old.
+    ages: bool,
+    cluster: RwLock<Cluster>,
+    /// How many threads wait for an entry. Written and read beside `written` in sequential order, so either the
+    /// appender sees them or they see the append.
+    readers: AtomicUsize,
+    reader_lock: Mutex<()>,
+    /// Wakes those who wait for an entry.
+    appended: Condvar,
     /// The syncer sleeps until something is written. Written and read beside `written` in sequential order, so
     /// either the appender sees it or the syncer sees the append.
     asleep: AtomicBool,
@@ -65,6 +103,13 @@ struct DeskState {
     dirty: Vec<Dirty>,
     /// A sync up to here was asked for.
     requested: u64,
+    /// By whom, since the last round began.
+    causes: Causes,
+    /// How many rounds had each cause.
+    rounds: [u64; Cause::ALL.len()],
+    /// To be appended as soon as the writer's core is free.
+    announce: Option<Synced>,
+    announce_at: Option<Instant>,
     failure: Option<DiskError>,
     stop: bool,
     closed: bool,
@@ -78,9 +123,17 @@ impl DeskState {
 
 impl Desk {
     /// A desk for a log whose entries up to `last` are all on disk.
-    pub(crate) fn new(policy: SyncPolicy, last: u64) -> Self {
+    pub(crate) fn new(policy: SyncPolicy, risk: Option<RiskPolicy>, last: u64) -> Self {
         Desk {
             policy,
+            scope: risk.as_ref().map_or(Scope::Local, |risk| risk.scope),
+            announces: risk.as_ref().is_some_and(|risk| risk.announce),
+            ages: risk.as_ref().is_some_and(|risk| risk.age.is_some()),
+            ledger: risk.map(|risk| Mutex::new(Ledger::new(risk, last))),
+            cluster: RwLock::default(),
+            readers: 0.into(),
+            reader_lock: Mutex::default(),
+            appended: Condvar::new(),
             written: last.into(),
             synced: last.into(),
             asleep: false.into(),
@@ -111,20 +164,170 @@ impl Desk {
         self.state.lock().closed
     }
 
-    /// Makes an entry visible and sees to it that it gets synced as the policy says.
-    pub(crate) fn publish(&self, index: u64) {
-        self.written.store(index, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) {
+    /// Makes the entries up to `index` visible, whose values and bytes these are, and sees to it that they get
+    /// synced as the policies say. Marks of the log itself have no value and no bytes: they ask for nothing.
+    pub(crate) fn publish(&self, index: u64, entries: impl Iterator<Item = (u64, u64)>) {
+        let mut causes = Causes::default();
+        match &self.ledger {
+            None => self.written.store(index, Ordering::SeqCst),
+            Some(ledger) => {
+                let now = Instant::now();
+                let mut ledger = ledger.lock();
+                self.written.store(index, Ordering::SeqCst);
+                for (value, bytes) in entries {
+                    ledger.appended(value, bytes, now).into_iter().for_each(|cause| causes.add(cause));
+                }
+            }
+        }
+        if self.readers.load(Ordering::SeqCst) > 0 {
+            let _lock = self.reader_lock.lock();
+            self.appended.notify_all();
+        }
+        if causes != Causes::default() {
+            self.request(causes);
+        } else if self.asleep.load(Ordering::SeqCst) {
             let _state = self.state.lock();
             self.asleep.store(false, Ordering::SeqCst);
             self.work.notify_one();
         }
     }
 
-    pub(crate) fn request(&self) {
+    pub(crate) fn request(&self, causes: impl Into<Causes>) {
         let mut state = self.state.lock();
         state.requested = self.written();
+        if state.requested <= self.synced() {
+            // A round that was under way has made it durable: there will be no other one for it.
+            self.succeed(&mut state, causes.into(), 0);
+        } else {
+            state.causes.join(causes.into());
+        }
         self.work.notify_one();
+    }
+
+    pub(crate) fn watermarks(&self) -> Watermarks {
+        // In this order: `written` only grows, so `synced <= written` also in the answer.
+        let synced = self.synced();
+        Watermarks { written: self.written(), synced }
+    }
+
+    pub(crate) fn cluster(&self) -> Cluster {
+        self.cluster.read().clone()
+    }
+
+    /// Takes the state of the other nodes; acknowledgements may follow from it.
+    pub(crate) fn set_cluster(&self, cluster: Cluster) {
+        let _state = self.state.lock();
+        *self.cluster.write() = cluster;
+        self.release();
+        self.moved.notify_all();
+    }
+
+    /// Takes what is safe by now out of the exposure; the value of it.
+    fn release(&self) -> u128 {
+        let Some(ledger) = &self.ledger else { return 0 };
+        let marks = self.watermarks();
+        let safe = match self.scope {
+            Scope::Local => marks.synced,
+            Scope::Quorum => self.cluster.read().quorum_synced(&marks),
+        };
+        ledger.lock().now_safe(safe)
+    }
+
+    pub(crate) fn exposure(&self) -> Exposure {
+        self.ledger.as_ref().map_or_else(Exposure::default, |ledger| ledger.lock().exposure())
+    }
+
+    /// Whether a mark is waiting to be appended.
+    #[cfg(test)]
+    pub(crate) fn is_announcing(&self) -> bool {
+        self.state.lock().announce.is_some()
+    }
+
+    /// How many sync rounds had each cause.
+    pub(crate) fn rounds(&self) -> Vec<(Cause, u64)> {
+        Cause::ALL.into_iter().zip(self.state.lock().rounds).collect()
+    }
+
+    /// Whether an entry can be acknowledged now. `held` is set when only the value at risk forbids it.
+    pub(crate) fn acknowledge(&self, asked: &Asked, held: &mut bool) -> Result<Option<Ack>, WaitError> {
+        self.answer(asked, held, || self.failure())
+    }
+
+    /// Waits until an entry can be acknowledged.
+    pub(crate) fn wait_ack(
+        &self,
+        asked: &Asked,
+        held: &mut bool,
+        timeout: Duration,
+    ) -> Result<Ack, WaitError> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.state.lock();
+        loop {
+            // Under the lock under which the marks move, so that no move is missed.
+            if let Some(ack) = self.answer(asked, held, || state.failure.clone())? {
+                return Ok(ack);
+            }
+            if state.closed {
+                return Err(WaitError::Closed);
+            }
+            match deadline {
+                Some(at) if Instant::now() >= at => {
+                    return Err(WaitError::Timeout { index: asked.index, synced: self.synced() });
+                }
+                Some(at) => drop(self.moved.wait_until(&mut state, at)),
+                None => self.moved.wait(&mut state),
+            }
+        }
+    }
+
+    fn answer(
+        &self,
+        asked: &Asked,
+        held: &mut bool,
+        failure: impl FnOnce() -> Option<DiskError>,
+    ) -> Result<Option<Ack>, WaitError> {
+        let Asked { level, index, value } = *asked;
+        let marks = self.watermarks();
+        let (reached, quorum_synced, term) = {
+            let cluster = self.cluster.read();
+            let quorum = if self.scope == Scope::Quorum { cluster.quorum_synced(&marks) } else { 0 };
+            (acknowledge(level, index, &marks, &cluster), quorum, cluster.term)
+        };
+        let capped = self.ledger.as_ref().filter(|_| level == Level::Risk);
+        if capped.is_none() && reached.is_some() {
+            return Ok(reached);
+        }
+        let (safe, as_level) = match self.scope {
+            Scope::Local => (marks.synced, Level::Sync),
+            Scope::Quorum => (quorum_synced, Level::QuorumSync),
+        };
+        if capped.is_some() && index <= safe {
+            return Ok(Some(Ack { index, term, level: as_level, degraded: false }));
+        }
+        if let Some(failure) = failure() {
+            return Err(WaitError::Failed(failure));
+        }
+        let (Some(ledger), Some(ack)) = (capped, reached) else { return Ok(None) };
+        let mut ledger = ledger.lock();
+        if ledger.admit(index, value) {
+            return Ok(Some(ack));
+        }
+        if !std::mem::replace(held, true) {
+            ledger.count_held();
+        }
+        Ok(None)
+    }
+
+    /// Waits until an entry after `index` is written; false if the time ran out or the log was closed.
+    pub(crate) fn wait_written(&self, index: u64, deadline: Instant) -> bool {
+        let mut lock = self.reader_lock.lock();
+        self.readers.fetch_add(1, Ordering::SeqCst);
+        let mut arrived = self.written() > index;
+        while !arrived && !self.is_closed() && !self.appended.wait_until(&mut lock, deadline).timed_out() {
+            arrived = self.written() > index;
+        }
+        self.readers.fetch_sub(1, Ordering::SeqCst);
+        self.written() > index
     }
 
     /// Adds the new active segment. The one before gets its seal once it is synced, or is forgotten if it never
@@ -144,6 +347,13 @@ impl Desk {
         state.failure.clone().map_or(Ok(()), Err)
     }
 
+    /// The active segment has got another name, which is not durable yet.
+    pub(crate) fn renamed(&self, file: LogFile) {
+        if let Some(active) = self.state.lock().dirty.last_mut() {
+            (active.file, active.named) = (file, false);
+        }
+    }
+
     /// Ends the log. The first failure stays.
     pub(crate) fn fail(&self, error: DiskError) -> DiskError {
         let mut state = self.state.lock();
@@ -158,6 +368,8 @@ impl Desk {
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.moved.notify_all();
+        let _lock = self.reader_lock.lock();
+        self.appended.notify_all();
     }
 
     /// Waits until `synced` has reached `index`.
@@ -183,51 +395,102 @@ impl Desk {
         }
     }
 
-    /// Sleeps until a sync is due; false if there will be none any more. `since`: when the last round began,
+    /// Sleeps until something is due; `None` if nothing will be any more. `since`: when the last round began,
     /// which is the oldest that what is unsynced now can be.
-    fn wait_for_work(&self, since: Instant) -> bool {
+    fn wait_for_work(&self, since: Instant) -> Option<Work> {
         let mut unsynced_since = (self.written() > self.synced()).then_some(since);
         let mut state = self.state.lock();
         loop {
             if state.stop || state.failure.is_some() {
-                return false;
+                return None;
             }
             let unsynced = self.written() > self.synced();
             if state.has_complete() || (unsynced && state.requested > self.synced()) {
-                return true;
+                return Some(Work::Sync);
             }
-            let due = match self.policy {
-                SyncPolicy::EachBatch if unsynced => return true,
+            let by_policy = match self.policy {
+                SyncPolicy::EachBatch if unsynced => {
+                    state.causes.join(Cause::Policy.into());
+                    return Some(Work::Sync);
+                }
                 SyncPolicy::Interval(time) if unsynced => {
                     let since = *unsynced_since.get_or_insert_with(Instant::now);
                     since.checked_add(time)
                 }
                 _ => None,
             };
-            match due {
-                Some(at) if Instant::now() >= at => return true,
+            let by_age = self.ledger.as_ref().and_then(|ledger| ledger.lock().due());
+            let now = Instant::now();
+            let is_due = |at: &Option<Instant>| at.is_some_and(|at| now >= at);
+            if is_due(&by_policy) || is_due(&by_age) {
+                let cause = if is_due(&by_age) { Cause::Age } else { Cause::Policy };
+                state.causes.join(cause.into());
+                return Some(Work::Sync);
+            }
+            if is_due(&state.announce_at) {
+                return Some(Work::Announce);
+            }
+            match [by_policy, by_age, state.announce_at].into_iter().flatten().min() {
                 Some(at) => drop(self.work.wait_until(&mut state, at)),
                 None => self.sleep(&mut state),
             }
         }
     }
 
-    /// Sleeps until something is asked for or, where the policy cares, written.
+    /// Sleeps until something is asked for or, where a policy cares, written.
     fn sleep(&self, state: &mut parking_lot::MutexGuard<'_, DeskState>) {
-        self.asleep.store(self.policy != SyncPolicy::Never, Ordering::SeqCst);
-        if self.policy == SyncPolicy::Never || self.written() <= self.synced() {
+        let by_policy = self.policy != SyncPolicy::Never;
+        self.asleep.store(by_policy || self.ages, Ordering::SeqCst);
+        let is_aging = self.ledger.as_ref().is_some_and(|ledger| ledger.lock().due().is_some());
+        if !(by_policy && self.written() > self.synced() || is_aging) {
             self.work.wait(state);
         }
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    fn advance(&self, target: u64, synced: &[Dirty]) {
+    /// Begins a round: up to where, why, and in which files.
+    fn begin_round(&self) -> (u64, Causes, Vec<Dirty>) {
+        // First the causes: what they ask for is written, so the round covers it.
+        let causes = std::mem::take(&mut self.state.lock().causes);
+        let written = match &self.ledger {
+            None => self.written(),
+            Some(ledger) => {
+                let mut ledger = ledger.lock();
+                let written = self.written();
+                ledger.sync_began(written);
+                written
+            }
+        };
+        (written, causes, self.state.lock().dirty.clone())
+    }
+
+    /// Moves the mark after a round has succeeded.
+    fn advance(&self, target: u64, mut causes: Causes, synced: &[Dirty]) {
         let mut state = self.state.lock();
         for dirty in &mut state.dirty {
             dirty.named |= synced.iter().any(|s| Arc::ptr_eq(&s.segment, &dirty.segment));
         }
         self.synced.fetch_max(target, Ordering::AcqRel);
+        let released = self.release();
+        if state.requested <= target {
+            // Asked for when the round had begun, and covered by it: there will be no other round for them.
+            causes.join(std::mem::take(&mut state.causes));
+        }
+        if synced.iter().any(|s| s.seal.is_some()) {
+            causes.join(Cause::Seal.into());
+        }
+        self.succeed(&mut state, causes, released);
         self.moved.notify_all();
+    }
+
+    /// What these causes asked for is durable.
+    fn succeed(&self, state: &mut DeskState, causes: Causes, released: u128) {
+        causes.iter().for_each(|cause| state.rounds[cause as usize] += 1);
+        if self.announces && causes.are_announced() {
+            let mark = Synced { upto: self.synced(), released, causes };
+            state.announce = Some(mark.joined(state.announce));
+            state.announce_at = Some(Instant::now());
+        }
     }
 
     fn forget_sealed(&self) {
@@ -247,11 +510,16 @@ impl Syncer {
     pub(crate) fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("journal-sync".into()).spawn(move || {
-            let guard = PanicGuard(&own);
+            let guard = EndGuard(&own);
             let mut since = Instant::now();
-            while own.desk.wait_for_work(since) {
-                since = Instant::now();
-                own.sync_round();
+            while let Some(work) = own.desk.wait_for_work(since) {
+                match work {
+                    Work::Sync => {
+                        since = Instant::now();
+                        own.sync_round();
+                    }
+                    Work::Announce => own.announce(),
+                }
             }
             drop(guard);
         })?;
@@ -269,14 +537,18 @@ impl Syncer {
     }
 }
 
-/// Ends the log if a callback panics: nobody would sync any more.
-struct PanicGuard<'a>(&'a Shared);
+/// Tells the callbacks at the end of the thread what ended the log, whoever found it out. A callback that panics
+/// ends the log too: nobody would sync any more.
+struct EndGuard<'a>(&'a Shared);
 
-impl Drop for PanicGuard<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let cause = Arc::new(std::io::Error::other("a callback panicked"));
             self.0.desk.fail(DiskError { action: "sync", file: self.0.folder.path(""), cause });
+        }
+        if let Some(failure) = self.0.desk.failure() {
+            self.0.tell_failure(failure);
         }
     }
 }
@@ -284,23 +556,52 @@ impl Drop for PanicGuard<'_> {
 impl Shared {
     /// Syncs everything that is written, moves the mark, seals what is complete, and tells the callbacks.
     pub(crate) fn sync_round(&self) {
-        let target = self.desk.written();
-        let dirty = self.desk.state.lock().dirty.clone();
+        let (target, causes, dirty) = self.desk.begin_round();
         if let Err(e) = sync_files(&self.folder, &dirty) {
             return self.fail_sync(e);
         }
-        self.desk.advance(target, &dirty);
+        self.desk.advance(target, causes, &dirty);
         self.tell(&Ok(target));
         if let Err(e) = seal_complete(&dirty) {
             return self.fail_sync(e);
         }
         self.desk.forget_sealed();
+        if dirty.iter().any(|d| d.seal.is_some()) {
+            self.sealed();
+        }
+    }
+
+    /// Appends the mark of what was synced, unless the core is in use: then it is tried again.
+    fn announce(&self) {
+        let Some(mut core) = self.core.try_lock() else {
+            self.desk.state.lock().announce_at = Instant::now().checked_add(ANNOUNCE_AGAIN);
+            return;
+        };
+        let mark = {
+            let mut state = self.desk.state.lock();
+            state.announce_at = None;
+            state.announce.take()
+        };
+        let (Some(mark), Some(core)) = (mark, core.as_mut()) else { return };
+        if let Err(error) = core.append_mark(self, &mark) {
+            tracing::warn!(%error, "no mark of a sync could be appended");
+        }
     }
 
     fn fail_sync(&self, error: DiskError) {
         tracing::error!(%error, "the journal stops: its data cannot be made durable");
-        let error = self.desk.fail(error);
-        self.tell(&Err(error));
+        self.desk.fail(error);
+    }
+
+    /// Tells each callback, also when one before it panics.
+    fn tell_failure(&self, failure: DiskError) {
+        let callbacks = self.callbacks.lock().clone();
+        let outcome = Err(failure);
+        for callback in &callbacks {
+            if catch_unwind(AssertUnwindSafe(|| callback(&outcome))).is_err() {
+                tracing::error!("a callback panicked when it was told that the journal stops");
+            }
+        }
     }
 
     fn tell(&self, outcome: &Result<u64, DiskError>) {
@@ -314,6 +615,7 @@ impl Shared {
 fn sync_files(folder: &Folder, dirty: &[Dirty]) -> Result<(), DiskError> {
     for segment in dirty {
         segment.file.sync()?;
+        segment.file.check(segment.segment.end())?;
     }
     if dirty.iter().any(|d| !d.named) {
         folder.sync_names()?;
@@ -326,7 +628,19 @@ fn seal_complete(dirty: &[Dirty]) -> Result<(), DiskError> {
         if let Some(seal) = seal {
             write_seal(file, seal, segment.salt)?;
             segment.set_sealed();
+            trim(segment, file, seal.end)?;
         }
+    }
+    Ok(())
+}
+
+/// Gives back what a segment that was completed early does not need. The seal is on disk, so either length of the
+/// file will do after a crash.
+fn trim(segment: &Segment, file: &LogFile, end: u64) -> Result<(), DiskError> {
+    let len = end.next_multiple_of(4096);
+    if len < segment.size {
+        file.shorten(len)?;
+        segment.set_disk_bytes(len);
     }
     Ok(())
 }

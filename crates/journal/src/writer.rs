@@ -1,42 +1,68 @@
 //! The one who appends.
 //!
-//! An append is one vectored write of header and payload at the published end. It counts from the moment the
+//! ```text
+//!  Writer, Appender ──► Core (behind a lock) ──one write──► active segment ──► marks ──► readers, syncer
+//! ```
+//!
+//! An append is one write of header and payload at the published end. It counts from the moment the
 //! marks move, after the write returned; before that its bytes lie where no reader looks. A write that failed
 //! for lack of space is wiped out, so that what lies past the end stays zero; any other failed write ends
 //! the log, because nobody knows what it left.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Write};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
+use crate::ack::{Ack, Level};
+use crate::control::Synced;
+use crate::cycle::{Cycle, Lap};
 use crate::disk::FolderLock;
-use crate::error::{AppendError, CloseError, DiskError, OpenError};
+use crate::error::{AppendError, CloseError, DiskError, OpenError, WaitError};
 use crate::file::{Folder, LogFile};
-use crate::frame::{Frame, stride};
-use crate::journal::{Journal, Shared};
+use crate::frame::{Frame, HEADER_BYTES, Kind, stride};
+use crate::journal::{Journal, LOCK, Shared};
+use crate::keeper::Keeper;
 use crate::options::{Options, PAYLOAD_BYTES_MAX};
 use crate::prepare::{Preparer, Spare};
-use crate::recover::{self, Recovery};
-use crate::segment::{FRAMES_AT, Seal, Segment};
-use crate::sync::{Desk, Dirty, Syncer};
+use crate::recover::{self, Recovery, Strictness};
+use crate::risk::Cause;
+use crate::segment::{self, FRAMES_AT, Seal, Segment};
+use crate::sync::{Asked, Desk, Dirty, Syncer};
 
 /// Zeros that fill a frame up to its alignment.
 const PADDING: [u8; 16] = [0; 16];
+/// Payloads up to this length are copied beside their header, which is cheaper than a write in parts.
+const COPY_BYTES_MAX: usize = 16 << 10;
+/// Frames of one call of [`Writer::append_all`] are written in pieces of about this size.
+const BATCH_BYTES: usize = 256 << 10;
 
 /// Appends to a log. There is one for each open log; it holds the folder's lock.
 ///
 /// Dropping it without [`Writer::close`] leaves the log as a crash of the process would.
 pub struct Writer {
     shared: Arc<Shared>,
-    active: Arc<Segment>,
-    file: LogFile,
-    last: Last,
-    segment_bytes: u64,
-    preparer: Preparer,
     syncer: Syncer,
-    /// Given free only after both threads have ended.
+    keeper: Option<Keeper>,
+    /// Given free only after all threads have ended.
     _lock: FolderLock,
+}
+
+/// Appends to a log beside its [`Writer`], from any thread. Fails once that one was closed or dropped.
+#[derive(Clone)]
+pub struct Appender(Arc<Shared>);
+
+/// What an entry is stored with besides its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Nanoseconds since 1970. If it is less than the entry's before it, that one's is stored.
+    pub time_ns: u64,
+    /// Business value, in the units of the log's [`RiskPolicy`](crate::RiskPolicy).
+    pub value: u64,
+    /// When it is acknowledged.
+    pub level: Level,
 }
 
 /// The frame before the next one.
@@ -53,21 +79,26 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     if let Some(fault) = options.fault() {
         return Err(OpenError::Options(fault));
     }
-    let lock = folder.lock()?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
-    let found = recover::recover(&folder)?;
-    let log_id = found.state_file.state().log_id;
+    let lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
+    let found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
+    let (log_id, cycle) = (found.state_file.state().log_id, found.state_file.state().cycle.clone());
     let mut segments = found.segments;
     let (active, file, named) = match found.active {
         Some((segment, file)) => (segment, file, true),
         None => {
+            // Without a label: the cycle is that of the first entry, which is not there yet.
+            let base = found.last.index + 1;
             let spare = Spare::make(&folder, "first", log_id, options.segment_bytes, false)?;
-            let (segment, file) = activate(spare, &folder, found.last.index + 1)?;
+            let (segment, file) = activate(spare, &folder, base, None)?;
             segments.push(segment.clone());
             (segment, file, false)
         }
     };
-    let desk = Desk::new(options.sync, found.last.index);
+    let desk = Desk::new(options.sync, options.risk.clone(), found.last.index);
     desk.roll(None, Dirty { segment: active.clone(), file: file.clone(), named, seal: None })?;
+    let thread =
+        |cause| DiskError { action: "start a thread for", file: folder.path(""), cause: Arc::new(cause) };
+    let preparer = Preparer::start(folder.clone(), log_id, options.segment_bytes).map_err(thread)?;
     let shared = Arc::new(Shared {
         folder: folder.clone(),
         log_id,
@@ -75,26 +106,45 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         segments: RwLock::new(segments),
         state_file: Mutex::new(found.state_file),
         callbacks: Mutex::default(),
+        release_listeners: Mutex::default(),
+        core: Mutex::default(),
+        keeper: Mutex::default(),
+        is_short: preparer.is_short(),
     });
-    let thread =
-        |cause| DiskError { action: "start a thread for", file: folder.path(""), cause: Arc::new(cause) };
-    let writer = Writer {
+    let mut core = Core {
+        lap: cycle.as_ref().filter(|_| !active.is_empty()).map(|cycle| cycle.at(active.times().0)),
         active,
         file,
         last: found.last,
         segment_bytes: options.segment_bytes,
-        preparer: Preparer::start(folder.clone(), log_id, options.segment_bytes).map_err(thread)?,
-        syncer: Syncer::start(shared.clone()).map_err(thread)?,
-        shared: shared.clone(),
-        _lock: lock,
+        cycle,
+        preparer,
+        spare_wanted: false,
+        scratch: Vec::new(),
+        entries: Vec::new(),
     };
+    if core.cycle.is_some() {
+        core.want_spare();
+    }
+    *shared.core.lock() = Some(core);
+    let keeper = match options.retention.is_active() {
+        true => Some(Keeper::start(&shared, options.retention).map_err(thread)?),
+        false => None,
+    };
+    let syncer = Syncer::start(shared.clone()).map_err(thread)?;
+    let writer = Writer { shared: shared.clone(), syncer, keeper, _lock: lock };
     Ok((Journal(shared), writer, found.recovery))
 }
 
-fn activate(spare: Spare, folder: &Folder, base: u64) -> Result<(Arc<Segment>, LogFile), DiskError> {
-    let (header, file) = spare.activate(folder, base)?;
-    let segment = Segment::new(base, header.salt, header.size, FRAMES_AT, base - 1, false);
-    Ok((Arc::new(segment), file))
+fn activate(
+    spare: Spare,
+    folder: &Folder,
+    base: u64,
+    lap: Option<&Lap>,
+) -> Result<(Arc<Segment>, LogFile), DiskError> {
+    let name = segment::labelled_name(lap.map(|lap| &*lap.label), base);
+    let (header, file) = spare.activate(folder, &name)?;
+    Ok((Arc::new(Segment::empty(name, base, &header)), file))
 }
 
 impl Writer {
@@ -105,103 +155,54 @@ impl Writer {
     ///
     /// May wait for the disk: for the write, and at the end of a segment for the next one.
     pub fn append(&mut self, parts: &[&[u8]], time_ns: u64) -> Result<u64, AppendError> {
-        if let Some(failure) = self.shared.desk.failure() {
-            return Err(AppendError::Failed(failure));
-        }
-        let payload_len = payload_len(parts)?;
-        if stride(payload_len.into()) > self.active.size - self.active.end() {
-            self.roll(stride(payload_len.into()))?;
-        }
-        let (frame, next) = self.frame(parts, payload_len, time_ns);
-        self.write(&frame, parts)?;
-        self.active.publish(self.active.end() + stride(payload_len.into()), next.index);
-        self.shared.desk.publish(next.index);
-        self.last = next;
-        if self.active.is_half_full() {
-            self.preparer.want();
-        }
-        Ok(next.index)
+        self.shared.with_core(|core, shared| core.append(shared, parts, &Stamp::plain(time_ns)))
     }
 
-    /// The header of the next frame, and what `last` becomes with it.
-    fn frame(&self, parts: &[&[u8]], payload_len: u32, time_ns: u64) -> ([u8; 64], Last) {
-        let frame = Frame {
-            index: self.last.index + 1,
-            term: self.last.term,
-            time_ns: time_ns.max(self.last.time_ns),
-            payload_len,
-            durable_upto: self.shared.desk.synced(),
-            prev_link: self.last.link,
-            ..Frame::default()
-        }
-        .with_payload(&self.shared.log_id, parts);
-        let (header, link) = frame.encode(self.active.salt);
-        (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
+    /// As [`Writer::append`], on terms; the ticket tells when the entry is acknowledged.
+    pub fn append_on(&mut self, parts: &[&[u8]], terms: Terms) -> Result<Ticket, AppendError> {
+        append_on(&self.shared, parts, terms)
     }
 
-    fn write(&self, header: &[u8; 64], parts: &[&[u8]]) -> Result<(), AppendError> {
-        let at = self.active.end();
-        let payload_len: usize = parts.iter().map(|p| p.len()).sum();
-        let padding = stride(payload_len as u64) as usize - header.len() - payload_len;
-        let mut slices = Vec::with_capacity(parts.len() + 2);
-        slices.push(IoSlice::new(header));
-        slices.extend(parts.iter().map(|p| IoSlice::new(p)));
-        slices.push(IoSlice::new(&PADDING[..padding]));
-        let Err(error) = self.file.write(&mut slices, at) else { return Ok(()) };
-        if error.is_no_space() {
-            match self.file.write_zeros(at, at + stride(payload_len as u64)) {
-                // Where even that finds no space the remains stay: they lie past the end and the next frame
-                // overwrites their header, so they are never more than a torn tail.
-                Ok(()) => return Err(AppendError::NoSpace(error)),
-                Err(e) if e.is_no_space() => return Err(AppendError::NoSpace(error)),
-                Err(e) => return Err(AppendError::Failed(self.shared.desk.fail(e))),
-            }
-        }
-        Err(AppendError::Failed(self.shared.desk.fail(error)))
+    /// Appends an entry that `build` writes where it will be written to the file from. If that fails or panics
+    /// nothing is appended.
+    pub fn build<E: From<AppendError>>(
+        &mut self,
+        terms: Terms,
+        build: impl FnOnce(&mut Payload<'_>) -> Result<(), E>,
+    ) -> Result<Ticket, E> {
+        build_on(&self.shared, terms, build)
     }
 
-    /// Goes on to a new segment that has room for a frame of `frame_bytes`.
-    fn roll(&mut self, frame_bytes: u64) -> Result<(), AppendError> {
-        let (segment, file) = self.next_segment(frame_bytes).map_err(|error| {
-            if error.is_no_space() { AppendError::NoSpace(error) } else { AppendError::Segment(error) }
-        })?;
-        let seal = (!self.active.is_empty()).then(|| Seal {
-            last: self.last.index,
-            end: self.active.end(),
-            term: self.last.term,
-            time_ns: self.last.time_ns,
-            link: self.last.link,
-        });
-        {
-            let mut segments = self.shared.segments.write();
-            if seal.is_none() {
-                // The new file has taken the name of the active one, which was too small and has no frame.
-                segments.pop();
-            }
-            segments.push(segment.clone());
-        }
-        let dirty = Dirty { segment: segment.clone(), file: file.clone(), named: false, seal: None };
-        (self.active, self.file) = (segment, file);
-        self.shared.desk.roll(seal, dirty).map_err(AppendError::Failed)
+    /// Appends many entries, all on the same terms, with far fewer writes than entries.
+    ///
+    /// After an error some of them may have been appended: [`BatchError::appended`] says which.
+    pub fn append_all(
+        &mut self,
+        payloads: &[&[u8]],
+        terms: Terms,
+    ) -> Result<RangeInclusive<u64>, BatchError> {
+        append_all(&self.shared, payloads, terms)
     }
 
-    fn next_segment(&self, frame_bytes: u64) -> Result<(Arc<Segment>, LogFile), DiskError> {
-        let folder = &self.shared.folder;
-        let need = (FRAMES_AT + frame_bytes).next_multiple_of(4096);
-        let spare = if need > self.segment_bytes {
-            Spare::make(folder, "large", self.shared.log_id, need, false)?
-        } else {
-            self.preparer.take()?
-        };
-        activate(spare, folder, self.last.index + 1)
+    /// A handle on the log.
+    pub fn journal(&self) -> Journal {
+        Journal(self.shared.clone())
+    }
+
+    /// A handle that other threads can append with.
+    pub fn appender(&self) -> Appender {
+        Appender(self.shared.clone())
     }
 
     /// Syncs everything, marks the log as cleanly closed and gives the folder free.
     pub fn close(mut self) -> Result<(), CloseError> {
         self.syncer.stop();
+        // From here on nobody appends.
+        let core = self.shared.core.lock().take();
         if self.shared.desk.failure().is_none() {
             self.shared.sync_round();
         }
+        self.end(core);
         if let Some(failure) = self.shared.desk.failure() {
             return Err(failure.into());
         }
@@ -214,22 +215,520 @@ impl Writer {
         self.shared.desk.close();
         Ok(())
     }
+
+    fn end(&mut self, core: Option<Core>) {
+        self.keeper = None;
+        let Some(mut core) = core else { return };
+        if let Err(error) = core.preparer.stop(&self.shared.folder) {
+            tracing::warn!(%error, "an unused segment file stays until the next opening");
+        }
+    }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
         self.syncer.stop();
-        if let Err(error) = self.preparer.stop(&self.shared.folder) {
-            tracing::warn!(%error, "an unused segment file stays until the next opening");
-        }
+        let core = self.shared.core.lock().take();
+        self.end(core);
         // Under the lock, so that no segment is dropped once the folder's lock is free.
         let _state_file = self.shared.state_file.lock();
         self.shared.desk.close();
     }
 }
 
-fn payload_len(parts: &[&[u8]]) -> Result<u32, AppendError> {
-    let bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
+impl Appender {
+    /// As [`Writer::append_on`].
+    pub fn append_on(&self, parts: &[&[u8]], terms: Terms) -> Result<Ticket, AppendError> {
+        append_on(&self.0, parts, terms)
+    }
+
+    /// As [`Writer::build`].
+    pub fn build<E: From<AppendError>>(
+        &self,
+        terms: Terms,
+        build: impl FnOnce(&mut Payload<'_>) -> Result<(), E>,
+    ) -> Result<Ticket, E> {
+        build_on(&self.0, terms, build)
+    }
+
+    /// As [`Writer::append_all`].
+    pub fn append_all(&self, payloads: &[&[u8]], terms: Terms) -> Result<RangeInclusive<u64>, BatchError> {
+        append_all(&self.0, payloads, terms)
+    }
+}
+
+/// Why not all entries of a batch were appended.
+#[derive(Debug, thiserror::Error)]
+#[error("{error} ({appended} entries before it were appended)")]
+pub struct BatchError {
+    /// How many of the entries, from the first on, were appended.
+    pub appended: u64,
+    /// Why the next one was not.
+    pub error: AppendError,
+}
+
+fn append_on(shared: &Arc<Shared>, parts: &[&[u8]], terms: Terms) -> Result<Ticket, AppendError> {
+    let index = shared.with_core(|core, shared| core.append(shared, parts, &Stamp::on(terms)))?;
+    Ok(Ticket::new(shared, index, terms))
+}
+
+fn build_on<E: From<AppendError>>(
+    shared: &Arc<Shared>,
+    terms: Terms,
+    build: impl FnOnce(&mut Payload<'_>) -> Result<(), E>,
+) -> Result<Ticket, E> {
+    let mut core = shared.core.lock();
+    let core = core.as_mut().ok_or(AppendError::Closed)?;
+    core.check(shared)?;
+    core.begin();
+    core.scratch.resize(HEADER_BYTES as usize, 0);
+    build(&mut Payload(&mut core.scratch))?;
+    let index = core.append_built(shared, &Stamp::on(terms))?;
+    Ok(Ticket::new(shared, index, terms))
+}
+
+fn append_all(
+    shared: &Arc<Shared>,
+    payloads: &[&[u8]],
+    terms: Terms,
+) -> Result<RangeInclusive<u64>, BatchError> {
+    let mut core = shared.core.lock();
+    let none = |error| BatchError { appended: 0, error };
+    let core = core.as_mut().ok_or(none(AppendError::Closed))?;
+    core.check(shared).map_err(none)?;
+    let first = core.last.index + 1;
+    let done = core.append_all(shared, payloads, &Stamp::on(terms));
+    match done {
+        Ok(()) => {
+            request_for(shared, terms.level);
+            Ok(first..=core.last.index)
+        }
+        Err(error) => Err(BatchError { appended: core.last.index + 1 - first, error }),
+    }
+}
+
+/// Some levels do not come by themselves under every policy.
+fn request_for(shared: &Shared, level: Level) {
+    let asks = match level {
+        Level::Sync | Level::QuorumSync => true,
+        Level::ReplicatedOrSync => !shared.desk.cluster().followers.iter().any(|f| f.reachable),
+        Level::Async | Level::Replicated | Level::Risk => false,
+    };
+    if asks {
+        shared.desk.request(Cause::Request);
+    }
+}
+
+/// The bytes of an entry that is being built ([`Writer::build`]).
+pub struct Payload<'a>(&'a mut Vec<u8>);
+
+impl Payload<'_> {
+    /// What was written so far.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.0[HEADER_BYTES as usize..]
+    }
+
+    /// Adds bytes, which become an entry that is too large only when it is appended.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+}
+
+impl Write for Payload<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An appended entry on its way to its acknowledgement.
+///
+/// Dropping it gives up the acknowledgement, not the entry.
+pub struct Ticket {
+    shared: Arc<Shared>,
+    asked: Asked,
+    held: bool,
+    ack: Option<Ack>,
+}
+
+impl Ticket {
+    fn new(shared: &Arc<Shared>, index: u64, terms: Terms) -> Ticket {
+        request_for(shared, terms.level);
+        let asked = Asked { level: terms.level, index, value: terms.value };
+        Ticket { shared: shared.clone(), asked, held: false, ack: None }
+    }
+
+    /// The entry's index.
+    pub fn index(&self) -> u64 {
+        self.asked.index
+    }
+
+    /// True if the value at risk has stood in the way of the acknowledgement.
+    pub fn was_held(&self) -> bool {
+        self.held
+    }
+
+    /// The acknowledgement, if it can be given now. Asking does not change what it depends on, so ask again after
+    /// [`Journal::on_synced`](crate::Journal::on_synced) or a change of the cluster.
+    pub fn poll(&mut self) -> Result<Option<Ack>, WaitError> {
+        if self.ack.is_none() {
+            self.ack = self.shared.desk.acknowledge(&self.asked, &mut self.held)?;
+        }
+        Ok(self.ack)
+    }
+
+    /// Waits for the acknowledgement. After a timeout it may still come.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Ack, WaitError> {
+        if let Some(ack) = self.poll()? {
+            return Ok(ack);
+        }
+        let ack = self.shared.desk.wait_ack(&self.asked, &mut self.held, timeout)?;
+        self.ack = Some(ack);
+        Ok(ack)
+    }
+}
+
+/// What the frame says besides the payload.
+struct Stamp {
+    time_ns: u64,
+    value: u64,
+    level: Option<Level>,
+    kind: Kind,
+}
+
+impl Stamp {
+    fn plain(time_ns: u64) -> Stamp {
+        Stamp { time_ns, value: 0, level: None, kind: Kind::Data }
+    }
+
+    fn on(terms: Terms) -> Stamp {
+        Stamp { time_ns: terms.time_ns, value: terms.value, level: Some(terms.level), kind: Kind::Data }
+    }
+}
+
+impl Shared {
+    fn with_core<T>(
+        &self,
+        act: impl FnOnce(&mut Core, &Shared) -> Result<T, AppendError>,
+    ) -> Result<T, AppendError> {
+        let mut core = self.core.lock();
+        let core = core.as_mut().ok_or(AppendError::Closed)?;
+        core.check(self)?;
+        act(core, self)
+    }
+}
+
+/// The end of the log, and all that is needed to move it.
+pub(crate) struct Core {
+    active: Arc<Segment>,
+    file: LogFile,
+    last: Last,
+    segment_bytes: u64,
+    cycle: Option<Cycle>,
+    /// The turn of the cycle in which the active segment's first frame lies, if there is both.
+    lap: Option<Lap>,
+    preparer: Preparer,
+    /// True once the spare was asked for since the last roll.
+    spare_wanted: bool,
+    /// Frames that are written next, and what they are for the account of what is at risk.
+    scratch: Vec<u8>,
+    entries: Vec<(u64, u64)>,
+}
+
+impl Core {
+    fn check(&self, shared: &Shared) -> Result<(), AppendError> {
+        shared.desk.failure().map_or(Ok(()), |failure| Err(AppendError::Failed(failure)))
+    }
+
+    /// Forgets what an earlier append left, and the memory that a large one took.
+    fn begin(&mut self) {
+        if self.scratch.capacity() > 2 * BATCH_BYTES {
+            self.scratch = Vec::new();
+        }
+        self.scratch.clear();
+        self.entries.clear();
+    }
+
+    fn append(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
+        let payload_len = payload_len(parts.iter().map(|p| p.len()))?;
+        self.begin();
+        if payload_len as usize <= COPY_BYTES_MAX {
+            self.scratch.resize(HEADER_BYTES as usize, 0);
+            parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
+            return self.append_built(shared, stamp);
+        }
+        let time_ns = self.make_room(shared, payload_len, stamp)?;
+        let (header, last) = self.frame(shared, parts, payload_len, self.last, time_ns, stamp);
+        let padding = stride(payload_len.into()) as usize - header.len() - payload_len as usize;
+        let mut slices = Vec::with_capacity(parts.len() + 2);
+        slices.push(IoSlice::new(&header));
+        slices.extend(parts.iter().map(|p| IoSlice::new(p)));
+        slices.push(IoSlice::new(&PADDING[..padding]));
+        let at = self.active.end();
+        let written = self.file.write(&mut slices, at);
+        self.settle(shared, written, at, stride(payload_len.into()))?;
+        self.entries.push((stamp.value, stride(payload_len.into())));
+        self.publish(shared, stride(payload_len.into()), last);
+        Ok(last.index)
+    }
+
+    /// Appends the one payload that lies in the scratch after room for its header.
+    fn append_built(&mut self, shared: &Shared, stamp: &Stamp) -> Result<u64, AppendError> {
+        let payload_len = payload_len([self.scratch.len() - HEADER_BYTES as usize])?;
+        let time_ns = self.make_room(shared, payload_len, stamp)?;
+        let last = self.seal_frame(shared, 0, self.last, time_ns, stamp);
+        self.flush(shared, last)?;
+        Ok(last.index)
+    }
+
+    /// Writes the header before a payload that ends the scratch, and the padding after it.
+    fn seal_frame(&mut self, shared: &Shared, at: usize, prev: Last, time_ns: u64, stamp: &Stamp) -> Last {
+        let body_at = at + HEADER_BYTES as usize;
+        let payload_len = (self.scratch.len() - body_at) as u32;
+        let parts = [&self.scratch[body_at..]];
+        let (header, last) = self.frame(shared, &parts, payload_len, prev, time_ns, stamp);
+        self.scratch[at..body_at].copy_from_slice(&header);
+        self.scratch.resize(at + stride(payload_len.into()) as usize, 0);
+        if stamp.kind == Kind::Data {
+            self.entries.push((stamp.value, stride(payload_len.into())));
+        }
+        last
+    }
+
+    /// A batch has one time, so it cannot pass the end of a cycle in its middle.
+    fn append_all(&mut self, shared: &Shared, payloads: &[&[u8]], stamp: &Stamp) -> Result<(), AppendError> {
+        self.begin();
+        // The last of the frames in the scratch, which are not part of the log yet.
+        let mut ahead: Option<Last> = None;
+        for payload in payloads {
+            let checked = payload_len([payload.len()]);
+            let frame_bytes = stride(payload.len() as u64);
+            let held = self.scratch.len() as u64 + frame_bytes;
+            let fits = held <= self.active.size - self.active.end() && held <= BATCH_BYTES as u64;
+            if checked.is_err() || !fits {
+                self.flush_ahead(shared, &mut ahead)?;
+            }
+            let payload_len = checked?;
+            if ahead.is_none() && payload.len() > COPY_BYTES_MAX {
+                self.append(shared, &[payload], stamp)?;
+                self.begin();
+                continue;
+            }
+            let (prev, time_ns) = match ahead {
+                Some(prev) => (prev, prev.time_ns),
+                None => {
+                    let time_ns = self.make_room(shared, payload_len, stamp)?;
+                    (self.last, time_ns)
+                }
+            };
+            let at = self.scratch.len();
+            self.scratch.resize(at + HEADER_BYTES as usize, 0);
+            self.scratch.extend_from_slice(payload);
+            ahead = Some(self.seal_frame(shared, at, prev, time_ns, stamp));
+        }
+        self.flush_ahead(shared, &mut ahead)
+    }
+
+    fn flush_ahead(&mut self, shared: &Shared, ahead: &mut Option<Last>) -> Result<(), AppendError> {
+        let Some(last) = ahead.take() else { return Ok(()) };
+        self.flush(shared, last)?;
+        self.begin();
+        Ok(())
+    }
+
+    /// Writes and publishes the frames in the scratch, of which `last` is the last.
+    fn flush(&mut self, shared: &Shared, last: Last) -> Result<(), AppendError> {
+        let at = self.active.end();
+        let written = self.file.write_bytes(&self.scratch, at);
+        let bytes = self.scratch.len() as u64;
+        self.settle(shared, written, at, bytes)?;
+        self.publish(shared, bytes, last);
+        Ok(())
+    }
+
+    /// Makes frames visible that were written in one piece and so have one time.
+    fn publish(&mut self, shared: &Shared, bytes: u64, last: Last) {
+        self.active.publish(self.active.end() + bytes, last.index, last.time_ns);
+        shared.desk.publish(last.index, self.entries.drain(..));
+        self.last = last;
+        if !self.spare_wanted && self.active.is_half_full() {
+            self.want_spare();
+        }
+    }
+
+    pub(crate) fn want_spare(&mut self) {
+        self.spare_wanted = true;
+        self.preparer.want();
+    }
+
+    /// Appends a mark of the log itself. Its time is that of the entry before.
+    pub(crate) fn append_mark(&mut self, shared: &Shared, mark: &Synced) -> Result<(), AppendError> {
+        self.check(shared)?;
+        self.begin();
+        self.scratch.resize(HEADER_BYTES as usize, 0);
+        self.scratch.extend_from_slice(&mark.encode());
+        let stamp = Stamp { time_ns: self.last.time_ns, value: 0, level: None, kind: Kind::Synced };
+        // The syncer is here: it must not wait for itself to make room.
+        if stride(crate::control::BYTES as u64) > self.active.size - self.active.end() {
+            tracing::debug!("a mark of a sync is left out at the end of a segment");
+            return Ok(());
+        }
+        self.append_built(shared, &stamp).map(drop)
+    }
+
+    /// The header of the next frame, and what `last` becomes with it.
+    fn frame(
+        &self,
+        shared: &Shared,
+        parts: &[&[u8]],
+        payload_len: u32,
+        prev: Last,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> ([u8; 64], Last) {
+        let frame = Frame {
+            index: prev.index + 1,
+            term: prev.term,
+            time_ns,
+            value: stamp.value,
+            kind: stamp.kind,
+            level: stamp.level,
+            payload_len,
+            durable_upto: shared.desk.synced(),
+            prev_link: prev.link,
+            ..Frame::default()
+        }
+        .with_payload(&shared.log_id, parts);
+        let (header, link) = frame.encode(self.active.salt);
+        (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
+    }
+
+    /// What a write at `at` leads to.
+    fn settle(
+        &self,
+        shared: &Shared,
+        written: Result<(), DiskError>,
+        at: u64,
+        bytes: u64,
+    ) -> Result<(), AppendError> {
+        let Err(error) = written else { return Ok(()) };
+        if error.is_no_space() {
+            match self.file.write_zeros(at, at + bytes) {
+                // Where even that finds no space the remains stay: they lie past the end and the next frame
+                // overwrites their header, so they are never more than a torn tail.
+                Ok(()) => return Err(AppendError::NoSpace(error)),
+                Err(e) if e.is_no_space() => return Err(AppendError::NoSpace(error)),
+                Err(e) => return Err(AppendError::Failed(shared.desk.fail(e))),
+            }
+        }
+        Err(AppendError::Failed(shared.desk.fail(error)))
+    }
+
+    /// Sees to it that the next frame has room in the segment of its cycle; the time it gets.
+    fn make_room(&mut self, shared: &Shared, payload_len: u32, stamp: &Stamp) -> Result<u64, AppendError> {
+        let frame_bytes = stride(payload_len.into());
+        let time_ns = stamp.time_ns.max(self.last.time_ns);
+        if let Some(lap) = self.next_lap(time_ns) {
+            if self.active.is_empty() {
+                self.relabel(shared, &lap)?;
+            } else {
+                self.roll(shared, frame_bytes, Some(&lap))?;
+            }
+            self.lap = Some(lap);
+        }
+        if frame_bytes > self.active.size - self.active.end() {
+            let lap = self.lap.clone();
+            self.roll(shared, frame_bytes, lap.as_ref())?;
+        }
+        Ok(time_ns)
+    }
+
+    /// The turn of the cycle that begins with an entry of this time, if one does.
+    fn next_lap(&self, time_ns: u64) -> Option<Lap> {
+        let cycle = self.cycle.as_ref()?;
+        let lasts = |lap: &Lap| time_ns < lap.end_ns || lap.end_ns == u64::MAX;
+        (!self.lap.as_ref().is_some_and(lasts)).then(|| cycle.at(time_ns))
+    }
+
+    /// Goes on to a new segment that has room for a frame of `frame_bytes`.
+    fn roll(&mut self, shared: &Shared, frame_bytes: u64, lap: Option<&Lap>) -> Result<(), AppendError> {
+        let (segment, file) = self.next_segment(shared, frame_bytes, lap).map_err(segment_error)?;
+        let seal = (!self.active.is_empty()).then(|| Seal {
+            last: self.last.index,
+            end: self.active.end(),
+            term: self.last.term,
+            time_ns: self.last.time_ns,
+            link: self.last.link,
+        });
+        self.replace_active(shared, segment, file, seal)
+    }
+
+    /// Gives the active segment, which has no frame yet, the name of the cycle that begins.
+    fn relabel(&mut self, shared: &Shared, lap: &Lap) -> Result<(), AppendError> {
+        let base = self.active.base;
+        let name = segment::labelled_name(Some(&lap.label), base);
+        let before = self.active.name();
+        if name == before {
+            return Ok(());
+        }
+        shared.folder.rename(&before, &name).map_err(segment_error)?;
+        self.active.set_name(&name);
+        self.file = self.file.clone().renamed(shared.folder.path(&name));
+        shared.desk.renamed(self.file.clone());
+        Ok(())
+    }
+
+    fn replace_active(
+        &mut self,
+        shared: &Shared,
+        segment: Arc<Segment>,
+        file: LogFile,
+        seal: Option<Seal>,
+    ) -> Result<(), AppendError> {
+        {
+            let mut segments = shared.segments.write();
+            if seal.is_none() {
+                // The new one takes the place of one without a frame.
+                segments.pop();
+            }
+            segments.push(segment.clone());
+        }
+        let dirty = Dirty { segment: segment.clone(), file: file.clone(), named: false, seal: None };
+        (self.active, self.file, self.spare_wanted) = (segment, file, false);
+        if self.cycle.is_some() {
+            // A cycle may end at any time.
+            self.want_spare();
+        }
+        shared.desk.roll(seal, dirty).map_err(AppendError::Failed)
+    }
+
+    fn next_segment(
+        &self,
+        shared: &Shared,
+        frame_bytes: u64,
+        lap: Option<&Lap>,
+    ) -> Result<(Arc<Segment>, LogFile), DiskError> {
+        let folder = &shared.folder;
+        let need = (FRAMES_AT + frame_bytes).next_multiple_of(4096);
+        let spare = if need > self.segment_bytes {
+            Spare::make(folder, "large", shared.log_id, need, false)?
+        } else {
+            self.preparer.take()?
+        };
+        activate(spare, folder, self.last.index + 1, lap)
+    }
+}
+
+fn segment_error(error: DiskError) -> AppendError {
+    if error.is_no_space() { AppendError::NoSpace(error) } else { AppendError::Segment(error) }
+}
+
+fn payload_len(parts: impl IntoIterator<Item = usize>) -> Result<u32, AppendError> {
+    let bytes = parts.into_iter().fold(0u64, |sum, part| sum.saturating_add(part as u64));
     match u32::try_from(bytes) {
         Ok(len) if bytes <= PAYLOAD_BYTES_MAX => Ok(len),
         _ => Err(AppendError::TooLarge { bytes, bytes_max: PAYLOAD_BYTES_MAX }),

@@ -12,7 +12,11 @@ const FOLDER: &str = "ROCKDOVE_JOURNAL_TEST_FOLDER";
 const LONG: Duration = Duration::from_secs(30);
 
 fn options() -> Options {
-    Options { segment_bytes: 64 << 10, sync: SyncPolicy::Interval(Duration::from_millis(2)) }
+    Options {
+        segment_bytes: 64 << 10,
+        sync: SyncPolicy::Interval(Duration::from_millis(2)),
+        ..Options::default()
+    }
 }
 
 fn payload(index: u64) -> Vec<u8> {

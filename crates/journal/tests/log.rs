@@ -13,7 +13,7 @@ use rockdove_journal::{
 const LONG: Duration = Duration::from_secs(20);
 
 fn small() -> Options {
-    Options { segment_bytes: 16 << 10, sync: SyncPolicy::EachBatch }
+    Options { segment_bytes: 16 << 10, sync: SyncPolicy::EachBatch, ..Options::default() }
 }
 
 fn open(dir: &Path, options: Options) -> (Journal, Writer, Recovery) {

@@ -3,6 +3,7 @@
 use rockdove_engine::{Options, SyncPolicy};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The port that MongoDB's clients know.
 const PORT: u16 = 27017;
@@ -57,6 +58,8 @@ pub struct Config {
     pub memory_refuse_percent: u64,
     /// Bytes of events that change streams can resume from.
     pub history_bytes: usize,
+    /// How long connections get to end by themselves when the server stops; then they are cut.
+    pub drain: Duration,
     /// Arguments the program was started with, for `getCmdLineOpts`.
     pub arguments: Vec<String>,
 }
@@ -76,6 +79,7 @@ impl Default for Config {
             memory_warn_percent: 75,
             memory_refuse_percent: 90,
             history_bytes: 64 << 20,
+            drain: Duration::from_secs(5),
             arguments: Vec::new(),
         }
     }

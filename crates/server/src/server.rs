@@ -5,12 +5,13 @@ use rockdove_engine::{Engine, OpenError, Report};
 use rockdove_mongo::connection::serve_connection;
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -18,10 +19,13 @@ use tokio::task::JoinHandle;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
-/// How long connections get to end by themselves.
-const DRAIN: Duration = Duration::from_secs(5);
 /// Pause after the system refused to accept a connection (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Between two warnings that connections cannot be accepted.
+const ACCEPT_WARNINGS: Duration = Duration::from_secs(60);
+/// Files the server needs besides its connections: segments, checkpoints, the runtime's own.
+const OTHER_FILES: u64 = 256;
 
 /// Why a server did not start; each says what to do.
 #[derive(Debug, Error)]
@@ -47,20 +51,32 @@ pub enum StartError {
     Engine(#[source] OpenError),
 }
 
+/// What the server's tasks are told.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+enum Phase {
+    Running,
+    /// No new connections.
+    Stopping,
+    /// Connections end where they are.
+    Cut,
+}
+
 /// A running server.
 pub struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
-    stop: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
     acceptor: JoinHandle<()>,
     connections: Arc<Semaphore>,
     connections_max: usize,
+    drain: Duration,
 }
 
 impl Server {
     /// Opens the storage, listens and serves. The address is taken before the storage is touched.
     pub async fn start(config: Config) -> Result<Server, StartError> {
         let listener = listen(config.listen)?;
+        allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
         let address = listener.local_addr().map_err(|error| StartError::Listen(config.listen, error))?;
         let options = config.engine();
         let opened = tokio::task::spawn_blocking(move || Engine::open(options)).await;
@@ -70,10 +86,11 @@ impl Server {
         };
         let shared = Shared::new(identity(&config, address), engine, config.arguments.clone());
         tokio::spawn(shared.clone().sweep());
-        let (stop, stopping) = watch::channel(false);
+        let (phase, told) = watch::channel(Phase::Running);
         let connections = Arc::new(Semaphore::new(config.connections_max));
-        let acceptor = tokio::spawn(accept(listener, shared.clone(), connections.clone(), stopping));
-        Ok(Server { address, shared, stop, acceptor, connections, connections_max: config.connections_max })
+        let acceptor = tokio::spawn(accept(listener, shared.clone(), connections.clone(), told));
+        let Config { connections_max, drain, .. } = config;
+        Ok(Server { address, shared, phase, acceptor, connections, connections_max, drain })
     }
 
     /// Where it listens.
@@ -96,17 +113,23 @@ impl Server {
         self.shared.shutdown_asked.notified().await;
     }
 
-    /// Stops: no new connections, clients get `ShutdownInProgress`, the log is closed cleanly.
+    /// Stops: no new connections, clients get `ShutdownInProgress`, connections that do not end in time are cut, the
+    /// log is closed cleanly.
     pub async fn stop(self) -> Result<(), String> {
-        self.stop.send_replace(true);
+        self.phase.send_replace(Phase::Stopping);
         self.shared.topology.stop();
-        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
-        let drained = tokio::time::timeout(DRAIN, self.connections.acquire_many(all)).await;
-        if drained.is_err() {
-            tracing::warn!("some connections did not end in {DRAIN:?} and are cut");
+        if tokio::time::timeout(self.drain, self.all_ended()).await.is_err() {
+            tracing::warn!("some connections did not end in {:?} and are cut", self.drain);
+            self.phase.send_replace(Phase::Cut);
+            let _ = tokio::time::timeout(self.drain, self.all_ended()).await; // who computes just now ends a little later
         }
         self.acceptor.abort();
         self.shared.engine.close().await
+    }
+
+    async fn all_ended(&self) {
+        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
+        let _ = self.connections.acquire_many(all).await; // never closed
     }
 }
 
@@ -125,6 +148,28 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
     })
 }
 
+/// Raises the soft limit of open files to what the connections need, as far as the hard limit lets it.
+fn allow_files(wanted: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    let (current, most) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
+    if current >= wanted {
+        return;
+    }
+    let raised = wanted.min(most);
+    let now = match setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum }) {
+        Ok(()) => raised,
+        Err(error) => {
+            tracing::warn!(%error, "the limit of open files could not be raised");
+            current
+        }
+    };
+    if now < wanted {
+        tracing::warn!(
+            "only {now} files may be open, {wanted} are needed for all connections; raise the hard limit (ulimit -Hn)"
+        );
+    }
+}
+
 fn explain(storage: &Storage, error: OpenError) -> StartError {
     match (storage, error) {
         (Storage::Folder(dir), OpenError::Journal(rockdove_engine::JournalOpenError::Locked { .. })) => {
@@ -136,14 +181,11 @@ fn explain(storage: &Storage, error: OpenError) -> StartError {
 }
 
 fn identity(config: &Config, address: SocketAddr) -> Identity {
-    // Each start is a term of its own, higher than all before as long as the clock does not go back by years.
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Identity {
         set_name: config.set_name.clone(),
         advertised: config.advertise.clone().unwrap_or_else(|| address.to_string()),
         poppydb: config.personality == Personality::Poppydb,
         test_commands: config.test_commands,
-        term: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
         ..Identity::default()
     }
 }
@@ -153,17 +195,21 @@ async fn accept(
     listener: TcpListener,
     shared: Arc<Shared>,
     connections: Arc<Semaphore>,
-    mut stopping: watch::Receiver<bool>,
+    mut told: watch::Receiver<Phase>,
 ) {
+    let mut warned: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
-            _ = stopping.wait_for(|stopping| *stopping) => return,
+            _ = told.wait_for(|phase| *phase >= Phase::Stopping) => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections),
+            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections, told.clone()),
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNINGS) {
+                    tracing::warn!(%error, "connections cannot be accepted at present; they wait");
+                    warned = Some(Instant::now());
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -171,14 +217,23 @@ async fn accept(
 }
 
 /// Serves a connection in a task of its own, or closes it if there are too many.
-fn welcome(stream: TcpStream, peer: SocketAddr, shared: &Arc<Shared>, connections: &Arc<Semaphore>) {
+fn welcome(
+    stream: TcpStream,
+    peer: SocketAddr,
+    shared: &Arc<Shared>,
+    connections: &Arc<Semaphore>,
+    mut told: watch::Receiver<Phase>,
+) {
     let Ok(permit) = connections.clone().try_acquire_owned() else {
         tracing::warn!(%peer, "too many connections: one was closed");
         return;
     };
     let shared = shared.clone();
     tokio::spawn(async move {
-        serve_connection(stream, peer, shared).await;
+        tokio::select! {
+            () = serve_connection(stream, peer, shared) => {}
+            _ = told.wait_for(|phase| *phase == Phase::Cut) => {}
+        }
         drop(permit);
     });
 }

@@ -1,9 +1,13 @@
 //! Starting and stopping: what an operator meets first.
 
+use rockdove_documents::{Doc, Value, doc};
+use rockdove_mongo::codec::{Flags, Header, MSG_HEAD_BYTES, encode_msg};
 use rockdove_server::{Config, Server, StartError, Storage};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 fn config(storage: Storage) -> Config {
     Config { listen: SocketAddr::from(([127, 0, 0, 1], 0)), storage, ..Config::default() }
@@ -54,4 +58,68 @@ async fn a_folder_that_cannot_be_made_is_named() {
     let refused =
         Server::start(config(Storage::Folder(file.join("data")))).await.err().expect("there is a file");
     assert!(refused.to_string().contains("file/data"), "{refused}");
+}
+
+async fn send(stream: &mut TcpStream, command: &Doc) {
+    let mut bytes = Vec::new();
+    encode_msg(&mut bytes, 1, 0, Flags::NONE, command.bytes());
+    stream.write_all(&bytes).await.unwrap();
+}
+
+async fn receive(stream: &mut TcpStream) -> Doc {
+    let mut head = [0; MSG_HEAD_BYTES];
+    stream.read_exact(&mut head).await.unwrap();
+    let length = Header::decode(&head).unwrap().length as usize;
+    let mut body = vec![0; length - head.len()];
+    stream.read_exact(&mut body).await.unwrap();
+    Doc::new(body.into()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_does_not_end_is_cut() {
+    let drain = Duration::from_millis(50);
+    let server =
+        Server::start(Config { test_commands: true, drain, ..config(Storage::Memory) }).await.unwrap();
+    let (mut busy, mut other) = (
+        TcpStream::connect(server.address()).await.unwrap(),
+        TcpStream::connect(server.address()).await.unwrap(),
+    );
+    let block = doc! {
+        "configureFailPoint": "failCommand", "mode": "alwaysOn", "$db": "admin",
+        "data": { "failCommands": ["ping"], "blockConnection": true, "blockTimeMS": 120_000 },
+    };
+    send(&mut other, &block).await;
+    receive(&mut other).await;
+    send(&mut busy, &doc! { "ping": 1, "$db": "admin" }).await;
+    // Each setting tells how often the one before has struck.
+    let blocked = async {
+        loop {
+            send(&mut other, &block).await;
+            if receive(&mut other).await.get("count").and_then(|count| count.as_integer()) == Some(1) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), blocked).await.expect("the ping is blocked");
+    stop(server).await;
+    let end = tokio::time::timeout(Duration::from_secs(20), busy.read(&mut [0; 1])).await;
+    assert!(matches!(end.expect("the connection is cut"), Ok(0) | Err(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_election_id_grows_with_each_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last: Option<Vec<u8>> = None;
+    for _ in 0..3 {
+        let server = Server::start(config(folder(dir.path()))).await.unwrap();
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        send(&mut stream, &doc! { "hello": 1, "$db": "admin" }).await;
+        let hello = receive(&mut stream).await;
+        let Some(Value::ObjectId(id)) = hello.get("electionId") else { panic!("{hello:?}") };
+        assert!(last.is_none_or(|last| last[..] < id.0[..]));
+        last = Some(id.0.to_vec());
+        drop(stream);
+        stop(server).await;
+    }
 }

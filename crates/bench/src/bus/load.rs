@@ -137,11 +137,11 @@ impl Station {
         let stage = Stage {
             label: "warm-up".into(),
             drive: Drive::Rate(WARM_UP_RATE),
-            answered: true,
+            answered: plan.receivers > 0,
             duration: plan.warm_up,
         };
         let step = self.measure(plan, &stage, 0).await?;
-        ensure!(step.done > 0, "{}: nothing was answered: {:?}", self.name, step.first_error);
+        ensure!(step.done > 0, "{}: the warm-up failed: {:?}", self.name, step.first_error);
         Ok(())
     }
 
@@ -168,7 +168,7 @@ impl Station {
         }
         if !stage.answered {
             let sent = load.samples.lock().done;
-            self.settle(sent * if plan.exclusive { 1 } else { plan.receivers as u64 }).await;
+            self.settle(sent * plan.deliveries()).await;
         }
         let cpu = cpu_time()?.saturating_sub(cpu);
         Ok(self.result(plan, stage, round, &load.samples.lock(), cpu))
@@ -191,10 +191,11 @@ impl Station {
 
     fn result(&self, plan: &Plan, stage: &Stage, round: u32, samples: &Samples, cpu: Duration) -> Step {
         let tally = self.inbox.tally.lock();
-        let deliveries = if plan.exclusive { 1 } else { plan.receivers as u64 };
+        let deliveries = plan.deliveries();
         let received = tally.seen.len() as u64;
         let (in_time, lost) = match stage.answered {
             true => (samples.in_time as f64, samples.sent - samples.done),
+            false if deliveries == 0 => (samples.in_time as f64, samples.sent - samples.done),
             false => (
                 tally.in_time as f64 / deliveries as f64,
                 (samples.sent * deliveries).saturating_sub(received),

@@ -18,7 +18,7 @@ mod report;
 mod result;
 mod target;
 
-pub use plan::{Plan, Profile, Ramp, RampError};
+pub use plan::{Plan, Profile, RATES, Ramp, RampError, SECONDS};
 pub use report::html;
 pub use result::{Latency, Record, Run, Step, compare, knees, read};
 pub use target::{Target, TargetError};
@@ -66,7 +66,8 @@ pub async fn run(
 /// How long a plan takes on this many targets, roughly.
 pub fn duration(plan: &Plan, targets: usize) -> Duration {
     let once: Duration = plan.stages().iter().map(|stage| stage.duration).sum();
-    (once * plan.rounds + plan.warm_up) * targets as u32
+    let targets = u32::try_from(targets).unwrap_or(u32::MAX);
+    once.saturating_mul(plan.rounds).saturating_add(plan.warm_up).saturating_mul(targets)
 }
 
 fn describe(plan: &Plan, targets: &[Target]) -> Run {

@@ -1,9 +1,15 @@
 //! What is to be measured: profiles and the steps they come to.
 
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
+
+/// How many seconds a step, or all steps of a ramp, may take.
+pub const SECONDS: RangeInclusive<f64> = 0.1..=86_400.0;
+/// How many messages a second may be asked for.
+pub const RATES: RangeInclusive<f64> = 0.001..=1e6;
 
 /// A measurement, the same for every target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,7 +26,7 @@ pub struct Plan {
     pub payload_bytes: usize,
     /// Sending nodes.
     pub senders: usize,
-    /// Receiving nodes.
+    /// Receiving nodes. Without any, what is measured is how messages are accepted.
     pub receivers: usize,
     /// What a receiver works for each message.
     pub work: Duration,
@@ -77,6 +83,19 @@ pub enum Profile {
     },
 }
 
+impl Profile {
+    /// Seconds of each step.
+    pub fn step_seconds(&self) -> f64 {
+        match self {
+            Profile::Ramp { seconds, .. }
+            | Profile::Latency { seconds, .. }
+            | Profile::OneWay { seconds, .. }
+            | Profile::Max { seconds, .. }
+            | Profile::Bulk { seconds, .. } => *seconds,
+        }
+    }
+}
+
 /// What one step does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {
@@ -102,7 +121,12 @@ pub enum Drive {
 }
 
 impl Plan {
-    /// The steps.
+    /// How many receivers get a message.
+    pub fn deliveries(&self) -> u64 {
+        if self.exclusive { self.receivers.min(1) as u64 } else { self.receivers as u64 }
+    }
+
+    /// The steps. All seconds are in [`SECONDS`].
     pub fn stages(&self) -> Vec<Stage> {
         let stage = |label: String, drive, answered, seconds: f64| Stage {
             label,
@@ -137,7 +161,10 @@ impl Plan {
 
 /// Why a ramp could not be read.
 #[derive(Debug, Error, PartialEq)]
-#[error("a ramp is START:STEP:SECONDS, such as 50:25:20, with a start and seconds above 0")]
+#[error(
+    "a ramp is START:STEP:SECONDS, such as 50:25:20; START {} to {}, STEP 0 to {1}, SECONDS {} to {}",
+    RATES.start(), RATES.end(), SECONDS.start(), SECONDS.end()
+)]
 pub struct RampError;
 
 /// Start, step and seconds of a ramp, from `50:25:20`.
@@ -158,7 +185,9 @@ impl FromStr for Ramp {
         let numbers: Option<Vec<f64>> = text.split(':').map(|part| part.parse().ok()).collect();
         match numbers.ok_or(RampError)?[..] {
             [start, step, seconds]
-                if start > 0.0 && step >= 0.0 && seconds > 0.0 && (start + step + seconds).is_finite() =>
+                if RATES.contains(&start)
+                    && (0.0..=*RATES.end()).contains(&step)
+                    && SECONDS.contains(&seconds) =>
             {
                 Ok(Ramp { start, step, seconds })
             }
@@ -174,7 +203,10 @@ mod tests {
     #[test]
     fn a_ramp_is_three_numbers() {
         assert_eq!("50:25:20".parse(), Ok(Ramp { start: 50.0, step: 25.0, seconds: 20.0 }));
-        for wrong in ["", "50", "50:25", "a:b:c", "0:1:1", "1:1:0", "1:-1:1", "1:1:1:1", "inf:1:1"] {
+        for wrong in [
+            "", "50", "50:25", "a:b:c", "0:1:1", "1:1:0", "1:-1:1", "1:1:1:1", "inf:1:1", "1:1:1e30",
+            "1:1:NaN", "1:1e30:1",
+        ] {
             assert_eq!(wrong.parse::<Ramp>(), Err(RampError), "{wrong}");
         }
     }

@@ -4,20 +4,15 @@
 //! adds the empty signature that servers without access control send. Everything else passes as it is. Where it is
 //! used it stands before every target, so that its cost is the same for all.
 
-use anyhow::{Context, Result, ensure};
+use crate::raw::{first_host, frame_length};
+use anyhow::{Result, ensure};
 use rockdove_documents::{Doc, DocBuilder, Owned};
+use rockdove_mongo::codec::{self, Flags, Header, MSG_HEAD_BYTES, op_code};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-
-/// The longest message of the protocol.
-const MESSAGE_BYTES_MAX: usize = 48_000_000 + 16 * 1024;
-/// Header, flags, kind of section.
-const BODY: usize = 16 + 4 + 1;
-/// The number of `OP_MSG`.
-const OP_MSG: u32 = 2013;
 
 /// A running relay; ends when dropped.
 pub struct Relay {
@@ -28,9 +23,8 @@ pub struct Relay {
 impl Relay {
     /// Stands before the first host of a connection string.
     pub async fn start(uri: &str) -> Result<Relay> {
-        let hosts = uri.strip_prefix("mongodb://").context("a relay needs a mongodb:// address")?;
-        let host = hosts.split(['/', ',', '?']).next().unwrap_or_default();
-        let host = if host.contains(':') { host.to_owned() } else { format!("{host}:27017") };
+        ensure!(uri.starts_with("mongodb://"), "a relay needs a mongodb:// address");
+        let host = first_host(uri);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(async move {
@@ -71,21 +65,18 @@ async fn join(client: TcpStream, server: TcpStream) {
 
 async fn replies(mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<()> {
     loop {
-        let mut head = [0; 4];
-        from.read_exact(&mut head).await?;
-        let length = u32::from_le_bytes(head) as usize;
-        ensure!((16..=MESSAGE_BYTES_MAX).contains(&length), "a frame of {length} bytes");
-        let mut frame = vec![0; length];
-        frame[..4].copy_from_slice(&head);
-        from.read_exact(&mut frame[4..]).await?;
+        let mut frame = vec![0; Header::SIZE];
+        from.read_exact(&mut frame).await?;
+        frame.resize(frame_length(&frame)?, 0);
+        from.read_exact(&mut frame[Header::SIZE..]).await?;
         to.write_all(&signed(&frame).unwrap_or(frame)).await?;
     }
 }
 
 /// The reply with its cluster time signed; `None` if there is nothing to add.
 fn signed(frame: &[u8]) -> Option<Vec<u8>> {
-    let op_code = u32::from_le_bytes(frame.get(12..16)?.try_into().ok()?);
-    let body = Doc::new(frame.get(BODY..)?.to_vec().into()).ok().filter(|_| op_code == OP_MSG)?;
+    let header = Header::decode(frame).filter(|header| header.op_code == op_code::MSG)?;
+    let body = Doc::new(frame.get(MSG_HEAD_BYTES..)?.to_vec().into()).ok()?;
     let time = body.get("$clusterTime")?.as_document().filter(|time| time.get("signature").is_none())?;
     let mut out = DocBuilder::with_capacity(body.bytes().len() + 64);
     for element in body.raw() {
@@ -99,10 +90,10 @@ fn signed(frame: &[u8]) -> Option<Vec<u8>> {
         out.end().end();
     }
     let body = out.into_vec();
-    let mut reply = frame[..BODY].to_vec();
-    reply.extend_from_slice(&body);
-    let length = reply.len() as u32;
-    reply[..4].copy_from_slice(&length.to_le_bytes());
+    let mut reply = Vec::with_capacity(MSG_HEAD_BYTES + body.len());
+    codec::encode_msg(&mut reply, header.request_id, header.response_to, Flags::NONE, &body);
+    // The flags: the answers to an exhaust request say that more come.
+    reply[Header::SIZE..MSG_HEAD_BYTES].copy_from_slice(&frame[Header::SIZE..MSG_HEAD_BYTES]);
     Some(reply)
 }
 
@@ -115,10 +106,12 @@ mod tests {
     #[test]
     fn a_signature_is_added_where_it_is_missing_only() {
         let time = Timestamp { time: 1, increment: 2 };
-        let bare = frame(&doc! { "ok": 1.0, "$clusterTime": { "clusterTime": time }, "z": 1 });
+        let mut bare = frame(&doc! { "ok": 1.0, "$clusterTime": { "clusterTime": time }, "z": 1 });
+        bare[Header::SIZE] = 2; // more to come
         let reply = signed(&bare).unwrap();
+        assert_eq!(reply[Header::SIZE..MSG_HEAD_BYTES], bare[Header::SIZE..MSG_HEAD_BYTES]);
         assert_eq!(u32::from_le_bytes(reply[..4].try_into().unwrap()) as usize, reply.len());
-        let body = Doc::new(reply[BODY..].to_vec().into()).unwrap();
+        let body = Doc::new(reply[MSG_HEAD_BYTES..].to_vec().into()).unwrap();
         assert!(body.raw().iter().map(|element| element.key()).eq(["ok", "$clusterTime", "z"]));
         let Some(Value::Document(time)) = body.get("$clusterTime") else { panic!("{body:?}") };
         assert!(time.get("clusterTime").is_some() && time.get("signature").is_some());

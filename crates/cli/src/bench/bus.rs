@@ -1,30 +1,47 @@
 //! `rockdove bench bus`: load on the bus, several targets in turns.
 
 use crate::connection::duration;
-use anyhow::{Context, Result};
+use crate::exit;
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use rockdove::Layout;
 use rockdove_bench::bus::{self, Plan, Profile, Ramp, Record, Target};
 use std::fs::File;
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
   rockdove bench bus latency --rate 100                    the engine in this process
-  rockdove bench bus latency --uri ours=mongodb://127.0.0.1:27017/?replicaSet=rs0 --uri mongodb://127.0.0.1:17017
+  rockdove bench bus latency --uri 'ours=mongodb://127.0.0.1:27017/?replicaSet=rs0' --uri mongodb://127.0.0.1:17017
   rockdove bench bus ramp 50:25:20 --until 150 --layout dual-channel --json a.json --html a.html
   rockdove bench bus one-way --senders 4 --size 1024
   rockdove bench bus latency --exclusive --receivers 3 --work 5ms
-  rockdove bench bus compare a.json b.json
+  rockdove bench bus-compare a.json b.json
+
+Columns:
+  achieved        messages a second that were answered, or delivered to all
+  p50, p99, max   from when a message was to be sent until its answer or delivery
+  out, back       the way to the receiver, and of the answer; medians
+  accepted        messages a second that the server took (without answers)
+  lost, twice     deliveries or answers that did not come, or came again
+  failed          sends that failed, with the first reason
+  client CPU      of this process for each message, all nodes included
+
+A target that achieves less than 98 % of an offered rate could not keep up with it. Only steps of 5 seconds and more \
+are judged: in a shorter one, what is on its way at the end weighs too much.
 
 Servers get their messages in the database rockdove_bench, on a queue of its own for each run.";
 
+/// Longest text of a message: with the other fields it has to fit into a document of 16 MiB.
+const SIZE_MAX: i64 = 16_000_000;
+
 /// Arguments of `bench bus`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
 pub struct BusBench {
     #[command(subcommand)]
     load: Load,
@@ -40,25 +57,25 @@ enum Load {
         #[arg(default_value = "50:25:20")]
         ramp: Ramp,
         /// Seconds of all steps
-        #[arg(long, default_value_t = 150.0)]
+        #[arg(long, default_value_t = 150.0, value_parser = seconds)]
         until: f64,
     },
     /// Requests at a fixed rate
     Latency {
         /// Requests a second
-        #[arg(long, default_value_t = 100.0, value_parser = positive)]
+        #[arg(long, default_value_t = 100.0, value_parser = rate)]
         rate: f64,
         /// Seconds
-        #[arg(long, default_value_t = 20.0, value_parser = positive)]
+        #[arg(long, default_value_t = 20.0, value_parser = seconds)]
         seconds: f64,
     },
     /// Messages without answers
     OneWay {
         /// Messages a second; without, each sender sends the next one as soon as the last is accepted
-        #[arg(long, value_parser = positive)]
+        #[arg(long, value_parser = rate)]
         rate: Option<f64>,
         /// Seconds
-        #[arg(long, default_value_t = 10.0, value_parser = positive)]
+        #[arg(long, default_value_t = 10.0, value_parser = seconds)]
         seconds: f64,
     },
     /// Requests as fast as they are answered
@@ -67,7 +84,7 @@ enum Load {
         #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
         window: u16,
         /// Seconds
-        #[arg(long, default_value_t = 10.0, value_parser = positive)]
+        #[arg(long, default_value_t = 10.0, value_parser = seconds)]
         seconds: f64,
     },
     /// Messages without answers, many in one call
@@ -76,15 +93,8 @@ enum Load {
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
         batch: u16,
         /// Seconds
-        #[arg(long, default_value_t = 10.0, value_parser = positive)]
+        #[arg(long, default_value_t = 10.0, value_parser = seconds)]
         seconds: f64,
-    },
-    /// Compare two results, step by step
-    Compare {
-        /// The result to start from
-        first: PathBuf,
-        /// The result to hold against it
-        second: PathBuf,
     },
 }
 
@@ -103,13 +113,13 @@ struct Options {
     #[arg(long, global = true)]
     polling: bool,
     /// Bytes of a message's text
-    #[arg(long, default_value_t = 256, global = true)]
-    size: usize,
+    #[arg(long, default_value_t = 256, global = true, value_parser = clap::value_parser!(u32).range(..=SIZE_MAX))]
+    size: u32,
     /// Sending nodes
     #[arg(long, default_value_t = 1, global = true, value_parser = clap::value_parser!(u16).range(1..))]
     senders: u16,
-    /// Receiving nodes
-    #[arg(long, default_value_t = 1, global = true, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Receiving nodes; 0, for messages without answers, measures how they are accepted
+    #[arg(long, default_value_t = 1, global = true)]
     receivers: u16,
     /// What a receiver works for each message
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = duration, global = true)]
@@ -138,14 +148,6 @@ impl BusBench {
     /// Carries out what was asked for and prints it.
     pub async fn run(self) -> Result<()> {
         let (options, profile) = (self.options, self.load.profile());
-        let profile = match (profile, self.load) {
-            (Some(profile), _) => profile,
-            (None, Load::Compare { first, second }) => {
-                print!("{}", bus::compare(&bus::read(&first)?, &bus::read(&second)?));
-                return Ok(());
-            }
-            (None, load) => anyhow::bail!("no load: {load:?}"),
-        };
         let targets: Vec<Target> = options
             .targets
             .iter()
@@ -153,6 +155,9 @@ impl BusBench {
             .map(|target| Target { relayed: options.relay, ..target })
             .collect();
         let plan = options.plan(profile);
+        if plan.receivers == 0 && plan.stages().iter().any(|stage| stage.answered) {
+            bail!("requests need a receiver: --receivers 1");
+        }
         let mut json = options.json.as_deref().map(create).transpose()?;
         let html = options.html.as_deref().map(create).transpose()?;
         let bar =
@@ -177,7 +182,7 @@ impl BusBench {
         bar.finish_and_clear();
         for (target, knee) in bus::knees(&records) {
             if let Some(rate) = knee {
-                println!("{target} stopped to follow at {rate} messages/s");
+                println!("{target} could not keep up with {rate} messages/s");
             }
         }
         if let Some(mut file) = html {
@@ -188,8 +193,8 @@ impl BusBench {
 }
 
 impl Load {
-    fn profile(&self) -> Option<Profile> {
-        Some(match *self {
+    fn profile(&self) -> Profile {
+        match *self {
             Load::Ramp { ramp: Ramp { start, step, seconds }, until } => {
                 Profile::Ramp { start, step, seconds, until }
             }
@@ -197,8 +202,7 @@ impl Load {
             Load::OneWay { rate, seconds } => Profile::OneWay { rate, seconds },
             Load::Max { window, seconds } => Profile::Max { window: window.into(), seconds },
             Load::Bulk { batch, seconds } => Profile::Bulk { batch: batch.into(), seconds },
-            Load::Compare { .. } => return None,
-        })
+        }
     }
 }
 
@@ -209,7 +213,7 @@ impl Options {
             layout: self.layout.implementation().into(),
             exclusive: self.exclusive,
             polling: self.polling,
-            payload_bytes: self.size,
+            payload_bytes: self.size as usize,
             senders: self.senders.into(),
             receivers: self.receivers.into(),
             work: self.work,
@@ -247,7 +251,15 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && number.is_finite());
-    number.ok_or_else(|| "a number above 0 is needed".into())
+fn seconds(text: &str) -> Result<f64, String> {
+    within(text, &bus::SECONDS)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    within(text, &bus::RATES)
+}
+
+fn within(text: &str, range: &RangeInclusive<f64>) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("a number from {} to {} is needed", range.start(), range.end()))
 }

@@ -74,11 +74,6 @@ impl Interval {
         }
     }
 
-    /// The ascending encoding of the only value in it.
-    pub fn point_key(&self) -> Option<&[u8]> {
-        self.is_point().then_some(&self.low)
-    }
-
     fn is_empty(&self) -> bool {
         match self.low.cmp(&self.high) {
             Ordering::Less => false,

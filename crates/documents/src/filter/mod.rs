@@ -13,6 +13,7 @@
 
 mod bits;
 mod bounds;
+mod cost;
 mod equality;
 mod matching;
 mod needs;
@@ -240,21 +241,5 @@ impl Filter {
     /// Whether at most one document can match, because its `_id` has to equal one value.
     pub fn names_one_id(&self) -> bool {
         self.equalities().iter().any(|(path, _)| *path == "_id")
-    }
-
-    /// Calls `visit` with every path that the filter names.
-    pub fn for_each_path(&self, visit: &mut impl FnMut(&Path)) {
-        for_each_path(&self.root, visit);
-    }
-}
-
-fn for_each_path(node: &Node, visit: &mut impl FnMut(&Path)) {
-    match node {
-        Node::And(nodes) | Node::Or(nodes) | Node::Nor(nodes) => {
-            nodes.iter().for_each(|node| for_each_path(node, visit));
-        }
-        Node::Not(node) => for_each_path(node, visit),
-        Node::Field { path, .. } => visit(path),
-        Node::True | Node::False | Node::Expr(_) | Node::JsonSchema(_) | Node::SampleRate(_) => {}
     }
 }

@@ -116,13 +116,6 @@ pub(super) fn encode_raw(kind: u8, raw: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the encoding of a value for descending order.
-pub fn encode_key_descending(value: Value<'_>, out: &mut Vec<u8>) {
-    let start = out.len();
-    encode(value, None, out);
-    invert(&mut out[start..]);
-}
-
 /// Turns ascending into descending encodings and back.
 pub fn invert(bytes: &mut [u8]) {
     bytes.iter_mut().for_each(|byte| *byte = !*byte);

@@ -92,7 +92,6 @@ fn positional() {
     assert_eq!(apply(doc! { "a.b.$": 1, "_id": 0 }, Some(1)), Ok(doc! { "a": [{ "b": 2 }] }));
     assert_eq!(apply(doc! { "a.$": 1 }, None).unwrap_err().code.number, 51246);
     assert_eq!(apply(doc! { "a.$": 1 }, Some(7)).unwrap_err().code.number, 51246);
-    assert!(parse(&doc! { "a.$": 1 }).unwrap().needs_position());
 }
 
 #[test]

@@ -42,7 +42,14 @@ pub fn parsed_update(update: Doc) -> Update {
 }
 
 pub fn write_of(statements: Vec<Statement>) -> Write {
-    Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false }
+    Write {
+        statements,
+        ordered: true,
+        retry: None,
+        ack: Ack::Written,
+        bypass_validation: false,
+        interrupt: None,
+    }
 }
 
 pub fn statement_insert(ns: &Namespace, doc: Doc) -> Statement {
@@ -109,10 +116,18 @@ impl EventPipeline for All {
     fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
         Ok(Some(event.doc().clone()))
     }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
 }
 
 pub fn watch(engine: &Engine, start: StartAt) -> Result<ChangeStream> {
     engine.watch(Scope::Collection(ns()), View::default(), bytes::Bytes::new(), Arc::new(All), start)
+}
+
+pub fn watch_in(engine: &Engine, scope: Scope, view: View, start: StartAt) -> Result<ChangeStream> {
+    engine.watch(scope, view, bytes::Bytes::new(), Arc::new(All), start)
 }
 
 pub async fn operations(stream: &mut ChangeStream, count: usize) -> Vec<String> {

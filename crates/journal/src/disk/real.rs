@@ -2,20 +2,25 @@
 
 use std::fs;
 use std::io::{self, IoSlice};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::Errno;
 
 use super::{Disk, File, FolderLock};
 
-/// Name of the file that carries the kernel's lock. It stays when the lock is given free.
-const LOCK_NAME: &str = "lock";
 /// Most parts in one vectored write (`IOV_MAX` on Linux).
 const PARTS_MAX: usize = 1024;
 /// Zeros are written in pieces of this size where space cannot be reserved otherwise.
 const ZERO_PIECE: usize = 256 << 10;
+
+/// How long a held lock is waited for. A process that starts another holds its locks twice until the other has
+/// replaced its program, so a lock that was just given back can seem held for a moment.
+const LOCK_WAIT: Duration = Duration::from_millis(300);
+const LOCK_STEP: Duration = Duration::from_millis(10);
 
 /// A folder of the file system. Made if it does not exist.
 pub struct RealDisk {
@@ -28,6 +33,11 @@ impl RealDisk {
     /// Opens a folder, making it and its parents durably where they do not exist.
     pub fn new(dir: &Path) -> io::Result<Self> {
         make_dir(dir)?;
+        RealDisk::existing(dir)
+    }
+
+    /// Opens a folder that exists.
+    pub fn existing(dir: &Path) -> io::Result<Self> {
         Ok(RealDisk { dir: dir.to_owned(), handle: fs::File::open(dir)? })
     }
 }
@@ -85,11 +95,19 @@ impl Disk for RealDisk {
         self.handle.sync_all()
     }
 
-    fn lock(&self) -> io::Result<FolderLock> {
-        let path = self.path(LOCK_NAME);
+    fn lock(&self, name: &str) -> io::Result<FolderLock> {
+        let path = self.path(name);
         let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Box::new(file))
+        let until = Instant::now() + LOCK_WAIT;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOCK_STEP),
+                locked => {
+                    locked?;
+                    return Ok(Box::new(file));
+                }
+            }
+        }
     }
 
     fn boot_id(&self) -> [u8; 16] {
@@ -132,8 +150,16 @@ impl File for RealFile {
         }
     }
 
+    fn shorten(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+
+    fn has_name(&self) -> io::Result<bool> {
+        Ok(self.0.metadata()?.nlink() > 0)
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -162,10 +188,10 @@ mod tests {
         let dir = temp.path().join("a/b");
         let first = RealDisk::new(&dir).unwrap();
         let second = RealDisk::new(&dir).unwrap();
-        let lock = first.lock().unwrap();
-        assert_eq!(second.lock().map(drop).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let lock = first.lock("lock").unwrap();
+        assert_eq!(second.lock("lock").map(drop).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(lock);
-        second.lock().unwrap();
+        second.lock("lock").unwrap();
     }
 
     #[test]

@@ -100,6 +100,11 @@ proptest! {
         let last = verify(&found, durable, written, &model);
         prop_assert_eq!(verify(&interrupted.kill(), durable, written, &model), last);
         prop_assert_eq!(verify(&interrupted.crash(seed), durable, written, &model), last);
+        // After a killed process what is found may be in the cache only, and the power may go while it is recovered.
+        let cached = disk.kill();
+        cached.stop_after(stop);
+        drop(try_open(&cached));
+        verify(&cached.crash(seed), durable, written, &model);
     }
 
     #[test]

@@ -114,6 +114,38 @@ fn the_first_failed_sync_ends_the_log() {
 }
 
 #[test]
+fn callbacks_hear_once_of_a_failure_wherever_it_was_found() {
+    type Fault = fn(&SimDisk, &Journal, &mut Writer);
+    let in_an_append: Fault = |disk, _, writer| {
+        disk.fail_writes(Some(ErrorKind::Other));
+        assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    };
+    let in_a_drop: Fault = |disk, journal, _| {
+        disk.fail_writes(Some(ErrorKind::Other));
+        assert!(matches!(journal.drop_before(80), Err(DropError::Disk(_))));
+    };
+    let in_a_callback: Fault = |_, journal, writer| {
+        journal.on_synced(|_| panic!("a bad callback, on purpose"));
+        append(writer, 101..=101, 500);
+        journal.request_sync();
+    };
+    for fault in [in_an_append, in_a_drop, in_a_callback] {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=100, 500);
+        sync(&journal);
+        until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+        let failures = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let told = failures.clone();
+        journal.on_synced(move |outcome| told.lock().extend(outcome.as_ref().err().cloned()));
+        fault(&disk, &journal, &mut writer);
+        until("the failure is told", || !failures.lock().is_empty());
+        assert!(writer.close().is_err());
+        assert_eq!(failures.lock().len(), 1, "a failure is told once");
+    }
+}
+
+#[test]
 fn a_sync_covers_only_what_was_written_when_it_began() {
     let disk = SimDisk::new(1);
     let (journal, mut writer, _) = open(&disk);
@@ -195,6 +227,106 @@ fn dropping_can_be_interrupted_anywhere() {
             assert!(recovery.first_index == 1 || recovery.first_index == dropped);
             assert!(!whole || recovery.first_index == dropped);
             check(&after, 100, 500);
+        }
+    }
+}
+
+/// F20: somebody removes or shortens a segment under the running log. Every call succeeds, and all is lost: so the
+/// next sync makes sure of the file, and the log stops with a reason.
+#[test]
+fn a_segment_that_is_taken_away_ends_the_log() {
+    for shortened in [false, true] {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=3, 100);
+        sync(&journal);
+        let name = crate::segment::name(1);
+        if shortened {
+            let file = crate::disk::Disk::open(&disk, &name).unwrap();
+            file.shorten(8192 + 100).unwrap();
+        } else {
+            disk.take(&name);
+            append(&mut writer, 4..=4, 100);
+        }
+        append(&mut writer, journal.written() + 1..=journal.written() + 1, 100);
+        if shortened {
+            let file = crate::disk::Disk::open(&disk, &name).unwrap();
+            file.shorten(8192 + 100).unwrap();
+        }
+        journal.request_sync();
+        let failure = journal.wait_synced_blocking(journal.written(), LONG).unwrap_err().to_string();
+        let reason = if shortened { "it was shortened" } else { "it was removed" };
+        assert!(failure.contains(reason), "{failure}");
+        assert_eq!(journal.synced(), 3);
+        assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    }
+}
+
+/// F9: no space for the state and for a named position; both work again when there is some.
+#[test]
+fn a_full_disk_for_state_and_positions() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=5, 100);
+    sync(&journal);
+    let mut tailer = journal.named_tailer("x").unwrap();
+    tailer.next_entry().unwrap();
+    tailer.commit_synced().unwrap();
+    tailer.next_entry().unwrap();
+    disk.fail_writes(Some(ErrorKind::StorageFull));
+    assert!(matches!(tailer.commit(), Err(crate::CursorError::Disk(e)) if e.is_no_space()));
+    disk.limit_space(Some(0));
+    assert!(matches!(journal.named_tailer("new"), Err(crate::CursorError::Disk(e)) if e.is_no_space()));
+    assert!(matches!(journal.health(), Health::Good));
+    assert!(writer.close().is_err(), "the clean mark could not be written");
+    drop(tailer);
+    assert!(matches!(try_open(&disk), Err(OpenError::Disk(e)) if e.is_no_space()));
+    disk.fail_writes(None);
+    disk.limit_space(None);
+    let (journal, _writer, recovery) = open(&disk);
+    assert!(!recovery.clean);
+    check(&journal, 5, 100);
+    assert_eq!(journal.named_tailer("x").unwrap().position(), 2);
+    journal.named_tailer("new").unwrap();
+}
+
+/// F10: the machine stops between any two steps of making a log and its segments, of naming them for their cycles,
+/// sealing them and giving back what they did not need.
+#[test]
+fn making_files_can_be_interrupted_anywhere() {
+    let minutely = crate::Cycle::utc(crate::CycleLength::Minute);
+    let cycle = crate::CycleChoice::Exactly(Some(minutely));
+    // Once all entries are durable the seals are still to come.
+    let (mut whole, steps_of_seals) = (0, 30);
+    for stop in 0.. {
+        let disk = SimDisk::new(1);
+        disk.stop_after(stop);
+        let (mut written, mut durable) = (0, 0);
+        let options = Options { cycle: cycle.clone(), ..options() };
+        if let Ok((journal, mut writer, _)) = Journal::open_on(Arc::new(disk.clone()), options) {
+            for index in 1..=30 {
+                if writer.append(&[&payload(index, 600)], index / 7 * 60_000_000_000).is_err() {
+                    break;
+                }
+                written = index;
+            }
+            journal.request_sync();
+            let _ = journal.wait_synced_blocking(written, LONG);
+            durable = journal.synced();
+        }
+        for seed in 0..4 {
+            let found = disk.crash(seed);
+            let (after, _writer, recovery) = open(&found);
+            assert!((durable..=written).contains(&recovery.last_index), "stopped after {stop}");
+            check(&after, recovery.last_index, 600);
+            let mut bases: Vec<_> =
+                found.sorted_names().iter().filter_map(|n| crate::segment::base_of(n)).collect();
+            bases.dedup();
+            assert_eq!(bases.len(), after.0.segments.read().len(), "no two segments of one base");
+        }
+        whole += u64::from(durable == 30);
+        if whole > steps_of_seals {
+            return;
         }
     }
 }

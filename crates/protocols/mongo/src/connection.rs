@@ -180,20 +180,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
         if let Poll::Ready(answer) = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
             return Ok(answer);
         }
-        if !self.out.is_empty() {
-            write_all(&mut self.stream, &self.out).await?;
-            self.out.clear();
-        }
-        let gives_up = commands::waits_for_news(request);
+        self.flush().await?;
+        let gives_up = commands::changes_nothing(request);
         loop {
             let may_read = !self.at_end && self.decoder.buffered() < MESSAGE_BYTES_MAX;
             tokio::select! {
                 biased;
                 answer = &mut work => return Ok(answer),
                 received = self.stream.read_buf(self.decoder.room()), if may_read => {
-                    let count = received.unwrap_or(0);
-                    self.at_end |= count == 0;
-                    Counters::add(&self.shared.counters.bytes_in, count as u64);
+                    self.note_received(received.unwrap_or(0)); // a broken socket is one that ended
                     if self.at_end && gives_up {
                         return Ok(Answer::Nothing);
                     }

@@ -12,7 +12,8 @@
 //! * Ids are random, positive, and never 0 (which tells clients that there is no cursor).
 //! * A cursor is read in its namespace, and in the session that opened it if one did.
 //!
-//! What a cursor yields is the type parameter. Never reads a clock: callers pass `now`.
+//! What a cursor yields is the type parameter. Callers pass `now`; only a lease that is let go reads the clock, because
+//! a read may have waited long.
 
 use crate::errors::{Failure, Result};
 use crate::session::SessionId;

@@ -1,5 +1,6 @@
 //! Failed commands as clients see them: numbers, names, labels, and the fields of the reply.
 
+use crate::options::FieldError;
 use rockdove_documents::{Code, Doc, DocBuilder, Error, code};
 use rockdove_engine::WriteError;
 use std::borrow::Cow;
@@ -15,6 +16,8 @@ pub struct Failure {
     pub details: Option<Doc>,
     /// Close the connection and answer nothing.
     pub close: bool,
+    /// A statement's failure makes its whole command wrong: nothing of it is carried out.
+    pub is_whole: bool,
 }
 
 /// What command handlers return.
@@ -36,6 +39,11 @@ impl Failure {
         Failure { close: true, ..Failure::new(code::HOST_UNREACHABLE, "connection closed by request") }
     }
 
+    /// The same failure, of the whole command.
+    pub fn whole(self) -> Failure {
+        Failure { is_whole: true, ..self }
+    }
+
     /// The same failure with further fields in its reply.
     pub fn with_details(self, details: Doc) -> Failure {
         Failure { details: Some(details), ..self }
@@ -44,7 +52,13 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure { error, labels: None, details: None, close: false }
+        Failure { error, labels: None, details: None, close: false, is_whole: false }
+    }
+}
+
+impl From<FieldError> for Failure {
+    fn from(wrong: FieldError) -> Failure {
+        Failure::from(wrong.0).whole()
     }
 }
 

@@ -7,10 +7,8 @@ use crate::failpoint::FailPoints;
 use crate::session::{SessionId, Sessions};
 use crate::snapshots::Snapshots;
 use crate::topology::{Identity, Topology};
-use parking_lot::Mutex;
 use rockdove_documents::{Doc, Timestamp};
 use rockdove_engine::{Engine, State};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,10 +16,9 @@ use tokio::sync::{Notify, Semaphore};
 
 /// How often idle sessions and cursors are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
-/// Most long reads at one time; more wait for their turn.
-const HEAVY_READS_MAX: usize = 4;
-/// Most log lines that `getLog` remembers.
-const LOG_LINES_MAX: usize = 1024;
+/// Most long reads at one time; more wait for their turn. More than there are processors, so that a few endless ones
+/// do not keep those from their turn that are soon done.
+pub const HEAVY_READS_MAX: usize = 16;
 
 /// The state behind all connections of this protocol.
 pub struct Shared {
@@ -52,8 +49,7 @@ pub struct Shared {
     /// Messaging registrations of Morphium (PoppyDB personality).
     pub registrations: crate::commands::messaging::Registrations,
     /// How many long reads may run beside the connections at one time.
-    pub heavy_reads: Semaphore,
-    log: Mutex<VecDeque<String>>,
+    pub heavy_reads: Arc<Semaphore>,
     reply_ids: AtomicI32,
 }
 
@@ -89,7 +85,7 @@ impl Shared {
     /// The state over an engine that was opened.
     pub fn new(identity: Identity, engine: Engine, arguments: Vec<String>) -> Arc<Shared> {
         Arc::new(Shared {
-            topology: Topology::new(identity.term),
+            topology: Topology::new(engine.first_term()),
             identity,
             engine,
             sessions: Sessions::default(),
@@ -102,8 +98,7 @@ impl Shared {
             shutdown_asked: Notify::new(),
             started: Instant::now(),
             registrations: Default::default(),
-            heavy_reads: Semaphore::new(HEAVY_READS_MAX),
-            log: Mutex::default(),
+            heavy_reads: Arc::new(Semaphore::new(HEAVY_READS_MAX)),
             reply_ids: AtomicI32::new(1000),
         })
     }
@@ -122,20 +117,6 @@ impl Shared {
     pub fn end_session(&self, session: SessionId) {
         self.sessions.end(session);
         self.cursors.kill_where(|binding| binding.session == Some(session));
-    }
-
-    /// Keeps a line for `getLog`; the oldest go.
-    pub fn remember_log(&self, line: String) {
-        let mut log = self.log.lock();
-        if log.len() >= LOG_LINES_MAX {
-            log.pop_front();
-        }
-        log.push_back(line);
-    }
-
-    /// The lines kept for `getLog`.
-    pub fn log_lines(&self) -> Vec<String> {
-        self.log.lock().iter().cloned().collect()
     }
 
     /// Gives up idle sessions and cursors, again and again, until the server stops.

@@ -25,9 +25,6 @@ pub struct Identity {
     pub test_commands: bool,
     /// Compressors offered to clients.
     pub compressors: Vec<Compressor>,
-    /// First election term of this run; must be higher after every restart, or clients take a new primary for
-    /// a stale one.
-    pub term: i64,
 }
 
 impl Default for Identity {
@@ -40,7 +37,6 @@ impl Default for Identity {
             poppydb: false,
             test_commands: false,
             compressors: vec![Compressor::Snappy, Compressor::Zstd, Compressor::Zlib],
-            term: 1,
         }
     }
 }
@@ -83,7 +79,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A primary in `term`.
+    /// A primary in `term`, which must be higher after every restart: clients take one with a lower term for stale.
     pub fn new(term: i64) -> Topology {
         let process = ObjectId::from_parts(rand::random(), rand::random());
         Topology { process, state: watch::Sender::new(State { role: Role::Primary, term, counter: 6 }) }
@@ -97,11 +93,6 @@ impl Topology {
     /// A receiver that is told of every change.
     pub fn watch(&self) -> watch::Receiver<State> {
         self.state.subscribe()
-    }
-
-    /// Whether a client's `topologyVersion` is the one of now.
-    pub fn is_current(&self, process: ObjectId, counter: i64) -> bool {
-        self.process == process && self.state().counter == counter
     }
 
     /// Whether a client's `topologyVersion` was given by this run of the server.

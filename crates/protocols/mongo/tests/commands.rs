@@ -3,8 +3,10 @@
 mod support;
 
 use rockdove_documents::{Doc, Owned, Value, doc};
+use rockdove_engine::Namespace;
+use rockdove_mongo::topology::Identity;
 use std::time::Duration;
-use support::{Peer, cursor, number, server};
+use support::{Peer, cursor, number, server, server_as, until_waits};
 
 fn session(byte: u8) -> Doc {
     doc! { "id": Owned::Binary { subtype: 4, bytes: vec![byte; 16].into() } }
@@ -51,6 +53,115 @@ async fn an_insert_reports_each_failed_document() {
     assert_eq!(peer.code(&doc! { "insert": "c", "documents": [], "$db": "db" }).await, 16);
     assert_eq!(peer.code(&doc! { "insert": "c", "$db": "db" }).await, 40414);
     assert_eq!(peer.code(&doc! { "insert": 1, "documents": [{}], "$db": "db" }).await, 73);
+}
+
+#[tokio::test]
+async fn a_misspelt_field_is_refused_and_nothing_is_done() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3).await;
+    for command in [
+        doc! { "find": "c", "sot": { "n": 1 } },
+        doc! { "insert": "c", "documents": [{}], "orderd": false },
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } } }], "upsert": true },
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } }, "mutli": true }] },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0 }], "q": {} },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0, "multi": true }] },
+        doc! { "findAndModify": "c", "query": {}, "remove": true, "filter": { "n": 1 } },
+        doc! { "aggregate": "c", "pipeline": [], "cursor": {}, "sort": { "n": 1 } },
+        doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n" }], "unique": true },
+    ] {
+        let mut sent = rockdove_documents::DocBuilder::new();
+        sent.append_all(command.raw()).append("$db", "db");
+        assert_eq!(peer.code(&sent.finish()).await, 40415, "{command:?}");
+    }
+    let index = |ignores: bool| {
+        doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n", "unqiue": true }],
+        "ignoreUnknownIndexOptions": ignores, "$db": "db" }
+    };
+    assert_eq!(peer.code(&index(false)).await, 197);
+    let all = peer.good(&doc! { "find": "c", "filter": { "x": { "$exists": false } }, "$db": "db" }).await;
+    assert_eq!(cursor(&all).1.len(), 3);
+    peer.good(&index(true)).await;
+    let indexes = peer.good(&doc! { "listIndexes": "c", "$db": "db" }).await;
+    let listed = &cursor(&indexes).1[1];
+    assert_eq!((listed.get("name"), listed.get("unqiue")), (Some(Value::String("n")), None));
+    // What every command may carry.
+    let generic = doc! { "find": "c", "comment": 1, "maxTimeMS": 10_000, "$readPreference": { "mode": "primary" },
+    "readConcern": {}, "lsid": (session(1)), "$db": "db" };
+    peer.good(&generic).await;
+}
+
+#[tokio::test]
+async fn a_collections_collation_counts_wherever_none_is_named() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let create = doc! { "create": "c", "collation": { "locale": "en", "strength": 2 }, "$db": "db" };
+    peer.good(&create).await;
+    let documents =
+        doc! { "d": [{ "_id": "k", "a": "x", "l": ["p"] }, { "_id": "K" }, { "_id": "m", "a": "X" }] };
+    let insert = doc! { "insert": "c", "documents": documents.get("d"), "ordered": false, "$db": "db" };
+    let reply = peer.good(&insert).await;
+    assert_eq!((number(&reply, "n"), integer(&reply, "writeErrors.0.code")), (2, 11000), "k is K");
+    let update = |q: Doc, u: Doc| {
+        doc! { "update": "c", "updates": [{ "q": q, "u": u, "multi": true }], "$db": "db" }
+    };
+    let reply = peer.good(&update(doc! { "a": "X" }, doc! { "$set": { "b": 1 } })).await;
+    assert_eq!(number(&reply, "nModified"), 2);
+    let reply = peer.good(&update(doc! { "_id": "K" }, doc! { "$addToSet": { "l": "P" } })).await;
+    assert_eq!((number(&reply, "n"), number(&reply, "nModified")), (1, 0), "P is there");
+    let group =
+        doc! { "aggregate": "c", "pipeline": [{ "$group": { "_id": "$a" } }], "cursor": {}, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&group).await).1.len(), 1);
+    let simple = doc! { "aggregate": "c", "pipeline": [{ "$group": { "_id": "$a" } }], "cursor": {},
+    "collation": { "locale": "simple" }, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&simple).await).1.len(), 2);
+
+    // Indexes take it over, unless they name one.
+    let indexes = doc! { "createIndexes": "c", "indexes": [
+        { "key": { "a": 1 }, "name": "a" }, { "key": { "b": 1 }, "name": "b", "collation": { "locale": "simple" } },
+    ], "$db": "db" };
+    peer.good(&indexes).await;
+    let listed = cursor(&peer.good(&doc! { "listIndexes": "c", "$db": "db" }).await).1;
+    let collated: Vec<bool> = listed.iter().map(|index| index.get("collation").is_some()).collect();
+    assert_eq!(collated, [true, true, false]);
+    let explain = doc! { "explain": { "find": "c", "filter": { "a": "X" } }, "$db": "db" };
+    let plan = peer.good(&explain).await;
+    assert_eq!(field(&plan, "queryPlanner.winningPlan.inputStage.indexName"), Some(Value::String("a")));
+
+    let modify =
+        doc! { "findAndModify": "c", "query": { "_id": "M" }, "update": { "$set": { "c": 1 } }, "$db": "db" };
+    assert_eq!(field(&peer.good(&modify).await, "value._id"), Some(Value::String("m")));
+    let delete = doc! { "delete": "c", "deletes": [{ "q": { "a": "x" }, "limit": 0 }], "$db": "db" };
+    assert_eq!(number(&peer.good(&delete).await, "n"), 2);
+    let wrong = doc! { "create": "d", "collation": { "locale": "nowhere" }, "$db": "db" };
+    assert_eq!(peer.code(&wrong).await, 2);
+}
+
+#[tokio::test]
+async fn a_moderate_validator_spares_what_was_invalid_before() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let fill =
+        doc! { "insert": "c", "documents": [{ "_id": 1, "n": "text" }, { "_id": 2, "n": 2 }], "$db": "db" };
+    peer.good(&fill).await;
+    let update = |id: i32| {
+        doc! { "update": "c", "updates": [{ "q": { "_id": id }, "u": { "$set": { "n": "other" } } }], "$db": "db" }
+    };
+    for (level, first) in [("strict", Some(121)), ("moderate", None)] {
+        let modify = doc! { "collMod": "c", "validator": { "n": { "$type": "number" } }, "validationLevel": level, "$db": "db" };
+        peer.good(&modify).await;
+        let code = |reply: &Doc| field(reply, "writeErrors.0.code").and_then(|code| code.as_integer());
+        assert_eq!(code(&peer.good(&update(1)).await), first, "{level}");
+        assert_eq!(code(&peer.good(&update(2)).await), Some(121), "{level}");
+    }
+    assert_eq!(
+        integer(
+            &peer.good(&doc! { "insert": "c", "documents": [{ "n": "x" }], "$db": "db" }).await,
+            "writeErrors.0.code"
+        ),
+        121
+    );
 }
 
 #[tokio::test]
@@ -200,7 +311,7 @@ async fn killing_a_waiting_cursor_ends_the_wait() {
     let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
     let (id, _) = cursor(&peer.good(&watch).await);
     peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 60_000, "$db": "db" }).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until_waits(&shared, "getMore").await;
     other.good(&doc! { "killCursors": "c", "cursors": [id], "$db": "db" }).await;
     assert_eq!(number(&peer.receive().await.unwrap().doc, "code"), 237);
 }
@@ -283,7 +394,7 @@ async fn a_tailable_cursor_waits_for_inserts() {
     let (id, docs) = cursor(&peer.good(&find).await);
     assert_eq!(docs.len(), 2);
     peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 20_000, "$db": "db" }).await;
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    until_waits(&shared, "getMore").await;
     let insert =
         doc! { "insert": "c", "documents": [{ "_id": 50, "n": 0 }, { "_id": 51, "n": 5 }], "$db": "db" };
     other.good(&insert).await;
@@ -292,6 +403,89 @@ async fn a_tailable_cursor_waits_for_inserts() {
     let find = doc! { "find": "plain", "tailable": true, "$db": "db" };
     other.good(&doc! { "create": "plain", "$db": "db" }).await;
     assert_eq!(peer.code(&find).await, 2);
+}
+
+#[tokio::test]
+async fn a_tailable_cursor_compares_as_its_collection_does() {
+    let strength = doc! { "locale": "en", "strength": 2 };
+    let simple = doc! { "locale": "simple" };
+    // The collation of the collection, of the query, and both.
+    for (default, own) in [(Some(&strength), None), (None, Some(&strength)), (Some(&simple), Some(&strength))]
+    {
+        let shared = server();
+        let (mut peer, mut other) = (Peer::connect(&shared), Peer::connect(&shared));
+        let create =
+            doc! { "create": "c", "capped": true, "size": 100_000, "collation": default, "$db": "db" };
+        peer.good(&create).await;
+        peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1, "name": "Alice" }], "$db": "db" }).await;
+        let find = doc! {
+            "find": "c", "filter": { "name": "ALICE" }, "collation": own, "tailable": true, "awaitData": true,
+            "$db": "db"
+        };
+        let (id, docs) = cursor(&peer.good(&find).await);
+        assert_eq!(docs.len(), 1);
+        peer.send(&doc! { "getMore": id, "collection": "c", "maxTimeMS": 20_000, "$db": "db" }).await;
+        let waits = || {
+            let mut running = shared.clients.list().into_iter().filter_map(|client| client.running());
+            running.any(|operation| operation.command.get("getMore").is_some())
+        };
+        while !waits() {
+            tokio::task::yield_now().await;
+        }
+        other.good(&doc! { "insert": "c", "documents": [{ "_id": 2, "name": "alice" }], "$db": "db" }).await;
+        let (_, docs) = cursor(&peer.receive().await.unwrap().doc);
+        assert_eq!(docs, [doc! { "_id": 2, "name": "alice" }]);
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_form_fails_the_command_and_a_wrong_statement_itself() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 10).await;
+    let commands = |statement: &Doc, ordered: bool| {
+        let remove = |n: i32| doc! { "q": { "_id": n }, "limit": 1 };
+        doc! { "delete": "c", "deletes": [remove(1), statement, remove(2)], "ordered": ordered, "$db": "db" }
+    };
+    let session = doc! { "id": Owned::Binary { subtype: 4, bytes: vec![1; 16].into() } };
+    let whole = [
+        (doc! { "limit": 1 }, 40414),
+        (doc! { "q": 1, "limit": 1 }, 14),
+        (doc! { "q": {} }, 40414),
+        (doc! { "q": {}, "limit": 5 }, 9),
+        (doc! { "q": {}, "limit": "1" }, 14),
+    ];
+    for (statement, number) in whole {
+        for ordered in [true, false] {
+            assert_eq!(peer.code(&commands(&statement, ordered)).await, number, "{statement:?}");
+        }
+    }
+    let multi = doc! { "q": {}, "limit": 0 };
+    let mut retried = rockdove_documents::DocBuilder::new();
+    retried.append_all(commands(&multi, true).raw()).append("lsid", &session).append("txnNumber", 1i64);
+    assert_eq!(peer.code(&retried.finish()).await, 72);
+    let counted = peer.good(&doc! { "count": "c", "$db": "db" }).await;
+    assert_eq!(number(&counted, "n"), 10, "nothing was carried out");
+    // Whatever its words are, what is wrong with a query is its statement's matter.
+    let statements = [
+        doc! { "q": { "BSON field": { "$size": "x" } }, "limit": 1 },
+        doc! { "q": { "The limit field": { "$bad": 1 } }, "limit": 1 },
+        doc! { "q": {}, "limit": 1, "collation": { "locale": "nowhere" } },
+        doc! { "q": {}, "limit": 1, "collation": { "locale": "en", "nonsense": 1 } },
+    ];
+    for statement in statements {
+        for (ordered, n) in [(true, 1), (false, 2)] {
+            let reply = peer.good(&commands(&statement, ordered)).await;
+            assert_eq!(
+                (number(&reply, "n"), integer(&reply, "writeErrors.0.index")),
+                (n, 1),
+                "{statement:?}"
+            );
+            assert_eq!(field(&reply, "writeErrors.1"), None);
+            let back = doc! { "insert": "c", "documents": [{ "_id": 1 }, { "_id": 2 }], "ordered": false, "$db": "db" };
+            peer.run(&back).await;
+        }
+    }
 }
 
 #[tokio::test]
@@ -541,4 +735,124 @@ async fn names_that_start_with_a_dollar_are_stored_where_mongodb_does() {
     assert_eq!(number(&reply, "nModified"), 1);
     let reply = peer.good(&update(doc! { "$replaceWith": { "$literal": { "_id": { "$a": 1 } } } })).await;
     assert_eq!(integer(&reply, "writeErrors.0.code"), 52);
+}
+
+#[tokio::test]
+async fn update_and_bulk_write_read_a_sort_alike() {
+    let single = |sort: &Doc, multi: bool| {
+        let update = doc! { "q": {}, "u": { "$set": { "x": 1 } }, "sort": sort, "multi": multi };
+        doc! { "update": "c", "updates": [update], "$db": "db" }
+    };
+    let bulk = |sort: &Doc, multi: bool| {
+        let op = doc! {
+            "update": 0, "filter": {}, "updateMods": { "$set": { "x": 1 } }, "sort": sort, "multi": multi,
+        };
+        doc! { "bulkWrite": 1, "ops": [op], "nsInfo": [{ "ns": "db.c" }], "$db": "admin" }
+    };
+    let sort = doc! { "n": (-1) };
+    let mut old = Peer::connect(&server());
+    assert_eq!(old.code(&single(&sort, false)).await, 40415);
+    assert_eq!(old.code(&bulk(&sort, false)).await, 40415);
+    let mut new = Peer::connect(&server_as(Identity { version: [8, 0, 0], ..Identity::default() }));
+    fill(&mut new, 3).await;
+    let reply = new.good(&single(&sort, true)).await;
+    assert_eq!(integer(&reply, "writeErrors.0.code"), 9);
+    let reply = new.good(&bulk(&sort, true)).await;
+    assert_eq!(integer(&reply, "cursor.firstBatch.0.code"), 9);
+    assert_eq!(number(&new.good(&bulk(&sort, false)).await, "nModified"), 1);
+    let (_, found) = cursor(&new.good(&doc! { "find": "c", "filter": { "x": 1 }, "$db": "db" }).await);
+    assert_eq!(found[0].get("_id"), Some(Value::Int32(2)));
+}
+
+#[tokio::test]
+async fn a_bulk_delete_needs_a_filter() {
+    let mut peer = Peer::connect(&server());
+    fill(&mut peer, 1).await;
+    let bulk =
+        doc! { "bulkWrite": 1, "ops": [{ "delete": 0 }], "nsInfo": [{ "ns": "db.c" }], "$db": "admin" };
+    assert_eq!(peer.code(&bulk).await, 40414);
+}
+
+#[tokio::test]
+async fn the_log_is_not_kept_for_clients() {
+    let mut peer = Peer::connect(&server());
+    for name in ["global", "startupWarnings"] {
+        let reply = peer.good(&doc! { "getLog": name, "$db": "admin" }).await;
+        assert_eq!((number(&reply, "totalLinesWritten"), field(&reply, "log.0")), (0, None));
+    }
+    assert_eq!(peer.code(&doc! { "getLog": "other", "$db": "admin" }).await, 96);
+}
+
+#[tokio::test]
+async fn expanded_events_tell_more() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for name in ["a", "b"] {
+        peer.good(&doc! { "create": name, "$db": "db" }).await;
+    }
+    let doc = doc! { "_id": 1, "x": { "1": 1 }, "y": [{ "2": 1 }], "z": 1 };
+    peer.good(&doc! { "insert": "a", "documents": [doc], "$db": "db" }).await;
+    let stage = doc! { "$changeStream": { "showExpandedEvents": true } };
+    let watch = doc! { "aggregate": "a", "pipeline": [stage], "cursor": {}, "$db": "db" };
+    let (id, _) = cursor(&peer.good(&watch).await);
+    for set in [doc! { "x.1": 2, "y.0.2": 2, "z": 2 }, doc! { "z": 3 }] {
+        let update = doc! { "q": { "_id": 1 }, "u": { "$set": set } };
+        peer.good(&doc! { "update": "a", "updates": [update], "$db": "db" }).await;
+    }
+    peer.good(&doc! { "collMod": "a", "$db": "db" }).await;
+    let uuid = shared.engine.snapshot().collection(&Namespace::parse("db.b").unwrap()).unwrap().info.uuid;
+    let rename = doc! { "renameCollection": "db.a", "to": "db.b", "dropTarget": true, "$db": "admin" };
+    peer.good(&rename).await;
+    let more = doc! { "getMore": id, "collection": "a", "maxTimeMS": 1000, "$db": "db" };
+    let (_, events) = cursor(&peer.good(&more).await);
+    let types: Vec<_> =
+        events.iter().map(|event| event.get("operationType").unwrap().as_str().unwrap()).collect();
+    assert_eq!(types, ["update", "update", "modify", "rename", "invalidate"]);
+    let paths =
+        field(&events[0], "updateDescription.disambiguatedPaths").and_then(|paths| paths.as_document());
+    assert_eq!(paths.unwrap().to_doc(), doc! { "x.1": ["x", "1"], "y.0.2": ["y", 0, "2"] });
+    assert_eq!(field(&events[1], "updateDescription.disambiguatedPaths"), None);
+    assert_eq!(field(&events[3], "operationDescription.to.coll"), Some(Value::String("b")));
+    let dropped = Value::Binary { subtype: 4, bytes: &uuid };
+    assert_eq!(field(&events[3], "operationDescription.dropTarget"), Some(dropped));
+}
+
+#[tokio::test]
+async fn no_result_is_larger_than_a_document_may_be() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for n in 0..20 {
+        let insert =
+            doc! { "insert": "c", "documents": [{ "_id": n, "text": "x".repeat(1 << 20) }], "$db": "db" };
+        peer.good(&insert).await;
+    }
+    let push = doc! { "$group": { "_id": null, "all": { "$push": "$text" } } };
+    let join = doc! { "$lookup": { "from": "c", "pipeline": [], "as": "all" } };
+    let facet = doc! { "$facet": { "a": [{ "$match": {} }] } };
+    for stage in [push, join, facet] {
+        let command = doc! { "aggregate": "c", "pipeline": [&stage], "cursor": {}, "$db": "db" };
+        assert_eq!(peer.code(&command).await, 10334, "{stage:?}");
+        let count =
+            doc! { "aggregate": "c", "pipeline": [&stage, { "$count": "n" }], "cursor": {}, "$db": "db" };
+        peer.good(&count).await; // what passes between stages may be larger
+    }
+    let fields = doc! { "x": { "$map": { "input": { "$range": [0, 20] }, "in": "$text" } } };
+    let modify =
+        doc! { "findAndModify": "c", "query": { "_id": 1 }, "remove": true, "fields": fields, "$db": "db" };
+    assert_eq!(peer.code(&modify).await, 10334);
+    assert_eq!(number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"), 20);
+}
+
+#[tokio::test]
+async fn a_view_is_not_watched_and_does_not_read_itself() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let view = |name: &str, on: &str| doc! { "create": name, "viewOn": on, "pipeline": [], "$db": "db" };
+    assert_eq!(peer.code(&view("v", "v")).await, 5);
+    peer.good(&view("v", "w")).await;
+    peer.good(&view("w", "x")).await;
+    assert_eq!(peer.code(&view("x", "v")).await, 5);
+    assert_eq!(peer.code(&doc! { "collMod": "w", "viewOn": "v", "pipeline": [], "$db": "db" }).await, 5);
+    let watch = doc! { "aggregate": "v", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    assert_eq!(peer.code(&watch).await, 166);
 }

@@ -4,8 +4,9 @@ mod support;
 
 use rockdove_documents::{Owned, Value, doc};
 use rockdove_mongo::codec::{Compressor, Flags, encode_compressed, encode_msg, op_code};
+use rockdove_mongo::shared::Counters;
 use std::time::Duration;
-use support::{Peer, cursor, number, server};
+use support::{Peer, cursor, number, server, until_waits};
 use tokio::io::AsyncWriteExt;
 
 const MORE_TO_COME: u32 = 2;
@@ -23,6 +24,26 @@ async fn pipelined_requests_are_answered_in_order() {
         let reply = peer.receive().await.unwrap();
         assert_eq!(reply.header.response_to, id);
     }
+}
+
+#[tokio::test]
+async fn replies_sent_before_a_wait_are_counted() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    let (id, _) = cursor(&peer.good(&watch).await);
+    let counted = || Counters::get(&shared.counters.bytes_out);
+    let before = counted();
+    // In one piece, so that the first reply is written when the second request waits.
+    let mut bytes = Vec::new();
+    encode_msg(&mut bytes, 50, 0, Flags::NONE, doc! { "ping": 1, "$db": "admin" }.bytes());
+    let more = doc! { "getMore": id, "collection": "c", "maxTimeMS": 60_000, "$db": "db" };
+    encode_msg(&mut bytes, 51, 0, Flags::NONE, more.bytes());
+    peer.stream.write_all(&bytes).await.unwrap();
+    let reply = peer.receive().await.unwrap();
+    until_waits(&shared, "getMore").await;
+    assert_eq!(reply.header.response_to, 50);
+    assert_eq!(counted() - before, reply.header.length as u64);
 }
 
 #[tokio::test]
@@ -112,14 +133,14 @@ async fn hello_waits_for_a_change_and_the_end_is_told() {
     let version = first.get("topologyVersion").unwrap().as_document().unwrap();
     let waiting = doc! { "hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 60_000, "$db": "admin" };
     peer.send(&waiting).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until_waits(&shared, "hello").await;
     shared.topology.step_down();
     let reply = peer.receive().await.unwrap().doc;
     assert_eq!(reply.get("secondary"), Some(Value::Bool(true)));
     let version = reply.get("topologyVersion").unwrap().as_document().unwrap();
     let waiting = doc! { "hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 60_000, "$db": "admin" };
     peer.send(&waiting).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until_waits(&shared, "hello").await;
     shared.topology.stop();
     let reply = peer.receive().await.unwrap().doc;
     assert_eq!(number(&reply, "code"), 91);
@@ -179,7 +200,7 @@ async fn a_client_that_leaves_while_waiting_loses_no_events() {
     let (id, _) = cursor(&peer.good(&watch).await);
     let more = doc! { "getMore": id, "collection": "c", "maxTimeMS": 60_000, "$db": "db" };
     peer.send(&more).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    until_waits(&shared, "getMore").await;
     drop(peer);
     let mut peer = Peer::connect(&shared);
     peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1 }], "$db": "db" }).await;

@@ -19,7 +19,7 @@ mod query;
 
 pub use compressed::{Compressor, encode as encode_compressed};
 pub use header::{Header, op_code};
-pub use msg::{Flags, encode as encode_msg, encode_head as encode_msg_head};
+pub use msg::{Flags, HEAD_BYTES as MSG_HEAD_BYTES, encode as encode_msg, encode_head as encode_msg_head};
 pub use query::encode_reply;
 
 use bytes::{Bytes, BytesMut};

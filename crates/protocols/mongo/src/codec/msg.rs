@@ -129,16 +129,19 @@ fn invalid(message: &str) -> Error {
     Error::new(code::INVALID_BSON, message)
 }
 
+/// Bytes before the document of a message that [`encode`] makes: header, flags, kind of the section.
+pub const HEAD_BYTES: usize = Header::SIZE + 4 + 1;
+
 /// Appends a message of one document to `out`.
 pub fn encode(out: &mut Vec<u8>, request_id: i32, response_to: i32, flags: Flags, body: &[u8]) {
-    out.reserve(Header::SIZE + 5 + body.len());
+    out.reserve(HEAD_BYTES + body.len());
     encode_head(out, request_id, response_to, flags, body.len());
     out.extend_from_slice(body);
 }
 
 /// Appends all that comes before the document of such a message, which has `body_bytes` bytes.
 pub fn encode_head(out: &mut Vec<u8>, request_id: i32, response_to: i32, flags: Flags, body_bytes: usize) {
-    let length = (Header::SIZE + 5 + body_bytes) as i32;
+    let length = (HEAD_BYTES + body_bytes) as i32;
     out.extend_from_slice(&Header { length, request_id, response_to, op_code: op_code::MSG }.encode());
     out.extend_from_slice(&flags.0.to_le_bytes());
     out.push(0);

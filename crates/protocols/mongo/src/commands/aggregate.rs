@@ -1,7 +1,7 @@
 //! `aggregate`: pipelines over collections, views, and what the server knows of itself.
 
 use super::cursor::{self, Opening, Reader, off_thread};
-use super::find::{is_heavy, unlimited};
+use super::find::is_heavy;
 use super::query::{self, Parsing};
 use super::{Flow, Spec, change_stream, explain, server, sink, statistics};
 use crate::concern::WriteConcern;
@@ -11,7 +11,7 @@ use crate::options::Fields;
 use crate::topology::Role;
 use rockdove_documents::pipeline::{Docs, Environment, Pipeline, Tables};
 use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Value, code};
-use rockdove_engine::{Ack, Find, Namespace, State};
+use rockdove_engine::{Ack, Find, Namespace, Query, State};
 use std::sync::Arc;
 
 /// The commands of this family.
@@ -20,6 +20,23 @@ pub const COMMANDS: &[Spec] =
         Box::pin(aggregate(call, reply))
     })];
 
+/// What the command knows (MongoDB manual: aggregate).
+const FIELDS: [&str; 13] = [
+    "pipeline",
+    "cursor",
+    "explain",
+    "allowDiskUse",
+    "hint",
+    "collation",
+    "let",
+    "bypassDocumentValidation",
+    "collectionUUID",
+    "encryptionInformation",
+    "runtimeConstants",
+    "fromRouter",
+    "needsMerge",
+];
+
 /// Deepest nesting of views (MongoDB manual: views).
 const VIEW_DEPTH_MAX: usize = 20;
 const VIEW_TOO_DEEP: Code = Code { number: 165, name: "ViewDepthLimitExceeded" };
@@ -27,7 +44,7 @@ const VIEW_TOO_DEEP: Code = Code { number: 165, name: "ViewDepthLimitExceeded" }
 /// What a pipeline reads from.
 enum Input {
     /// A collection, by a query that takes over the pipeline's first stages.
-    Collection(Box<Find>),
+    Collection(Box<Query>),
     /// Documents made by the server, or none for a pipeline that makes its own.
     Made(Vec<Doc>),
 }
@@ -40,15 +57,15 @@ struct Prepared {
     input: Input,
     environment: Arc<Environment>,
     parsing: Parsing,
-    state: Arc<State>,
     heavy: bool,
 }
 
 async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("aggregate", call.command())?;
+    fields.only(&FIELDS)?;
     let stages = fields.required_array("pipeline")?;
     if fields.flag("explain")? {
-        explain::append(call, call.command(), false, reply)?;
+        explain::append(call, call.command(), false, reply).await?;
         return Ok(Flow::Done);
     }
     if fields.document("cursor")?.is_none() {
@@ -72,16 +89,8 @@ async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
         cursor::open(opening, cursor::Source::ready(Vec::new()), reply)?;
         return Ok(Flow::Done);
     }
-    let again = if is_repeatable(stages) { prepared.unlimited() } else { None };
     let heavy = prepared.heavy;
-    let make = move || {
-        let reader = Reader::new(prepared.run()?, None, heavy);
-        Ok(match again {
-            Some(again) => reader.limited(Box::new(move |delivered| again.run_behind(delivered))),
-            None => reader,
-        })
-    };
-    cursor::open_with(opening, heavy, make, reply).await?;
+    cursor::open_with(opening, heavy, move || Ok(Reader::new(prepared.run()?, None, heavy)), reply).await?;
     Ok(Flow::Done)
 }
 
@@ -99,7 +108,7 @@ async fn write_out(call: &Call<'_>, prepared: Prepared, reply: &mut DocBuilder) 
     let (pipeline, environment) = (prepared.pipeline.clone(), prepared.environment.clone());
     let parsing = prepared.parsing.clone();
     let results = move || Ok(prepared.run()?.collect::<rockdove_documents::Result<Vec<Doc>>>()?);
-    let results = off_thread(call.shared, results).await?;
+    let results = off_thread(call.shared, &call.interrupt(), results).await?;
     let ack = if concern.journal { Ack::Synced } else { Ack::Written };
     let writer = sink::Writer { call, parsing: &parsing, environment: &environment, ack };
     if let Some(sink) = pipeline.sink() {
@@ -139,7 +148,7 @@ fn prepare(
     let environment = environment(call, &parsing, &state);
     let (ns, stages) = match ns {
         Some(ns) => resolve(&state, ns, stages)?,
-        None => (Namespace::new(call.database, "$cmd.aggregate")?, copy(stages)),
+        None => (Namespace::new(call.database, "$cmd.aggregate")?, stages.to_doc()),
     };
     let collectionless = ns.collection().starts_with("$cmd");
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
@@ -165,47 +174,21 @@ fn prepare(
         None => None,
     };
     let (input, done, heavy) = match made {
-        Some(made) => (Input::Made(made), 0, false),
+        Some(made) => (Input::Made(made), 0, !pipeline.is_cheap_from(0)),
         None => {
-            let (find, done) = leading(call, &parsing, ns, &pipeline, hint)?;
-            let heavy = is_heavy(&state, &find) || !pipeline.reads().is_empty();
-            (Input::Collection(Box::new(find)), done, heavy)
+            let (find, done) = leading(&parsing, ns, &pipeline, hint)?;
+            let query = Query::plan(&state, find)?;
+            let heavy = is_heavy(&query) || !pipeline.is_cheap_from(done);
+            (Input::Collection(Box::new(query)), done, heavy)
         }
     };
-    Ok(Prepared { pipeline, done, input, environment, parsing, state, heavy })
-}
-
-/// Whether the same stages over the same documents give the same results in the same order.
-fn is_repeatable(stages: RawDoc<'_>) -> bool {
-    const RANDOM: [&[u8]; 3] = [b"$sample", b"$rand", b"$$NOW"];
-    let bytes = stages.bytes();
-    !RANDOM.iter().any(|name| bytes.windows(name.len()).any(|part| part == *name))
+    Ok(Prepared { pipeline, done, input, environment, parsing, heavy })
 }
 
 impl Prepared {
-    /// The same without the time limit that the first batch has, if it has one.
-    fn unlimited(&self) -> Option<Prepared> {
-        let Input::Collection(find) = &self.input else { return None };
-        find.deadline.map(|_| Prepared {
-            pipeline: self.pipeline.clone(),
-            done: self.done,
-            input: Input::Collection(Box::new(unlimited(find))),
-            environment: self.environment.clone(),
-            parsing: self.parsing.clone(),
-            state: self.state.clone(),
-            heavy: self.heavy,
-        })
-    }
-
-    /// What follows the first `delivered` results.
-    fn run_behind(self, delivered: u64) -> Result<Docs> {
-        let skipped = usize::try_from(delivered).unwrap_or(usize::MAX);
-        Ok(Box::new(self.run()?.skip(skipped)))
-    }
-
     fn run(self) -> Result<Docs> {
         let input: Docs = match self.input {
-            Input::Collection(find) => Box::new(rockdove_engine::find_in(&self.state, *find)?),
+            Input::Collection(query) => Box::new(query.documents()?),
             Input::Made(documents) => Box::new(documents.into_iter().map(Ok)),
         };
         Ok(self.pipeline.run_from(self.done, input, &self.environment)?)
@@ -214,7 +197,6 @@ impl Prepared {
 
 /// The query that does what the first stages ask for, and how many these are.
 fn leading(
-    call: &Call<'_>,
     parsing: &Parsing,
     ns: Namespace,
     pipeline: &Pipeline,
@@ -227,7 +209,6 @@ fn leading(
         skip: leading.skip,
         limit: leading.limit.unwrap_or(0),
         hint,
-        deadline: call.deadline,
         ..Find::new(ns, filter)
     };
     Ok((find, leading.stages))
@@ -240,12 +221,12 @@ pub fn leading_find(call: &Call<'_>, fields: &Fields<'_>) -> Result<Find> {
     let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
     let (ns, stages) = resolve(&state, &ns, fields.required_array("pipeline")?)?;
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
-    Ok(leading(call, &parsing, ns, &pipeline, query::hint(fields)?)?.0)
+    Ok(leading(&parsing, ns, &pipeline, query::hint(fields)?)?.0)
 }
 
 /// Follows views down to the collection they read: its name, and their stages before `stages`.
 fn resolve(state: &State, ns: &Namespace, stages: RawDoc<'_>) -> Result<(Namespace, Doc)> {
-    let (mut ns, mut stages) = (ns.clone(), copy(stages));
+    let (mut ns, mut stages) = (ns.clone(), stages.to_doc());
     for _ in 0..=VIEW_DEPTH_MAX {
         let Some(view) = state.collection(&ns).and_then(|collection| collection.info.view.clone()) else {
             return Ok((ns, stages));
@@ -257,10 +238,6 @@ fn resolve(state: &State, ns: &Namespace, stages: RawDoc<'_>) -> Result<(Namespa
         (ns, stages) = (view.on, joined.finish());
     }
     Err(Failure::new(VIEW_TOO_DEEP, format!("View depth too deep or view cycle detected: {ns}")))
-}
-
-fn copy(stages: RawDoc<'_>) -> Doc {
-    stages.to_doc()
 }
 
 /// What the server itself supplies in place of a collection.
@@ -289,11 +266,9 @@ fn made(call: &Call<'_>, state: &State, ns: &Namespace, name: &str, spec: Value<
 }
 
 fn environment(call: &Call<'_>, parsing: &Parsing, state: &Arc<State>) -> Arc<Environment> {
-    let around = parsing.surroundings();
     let tables =
         Snapshot { state: state.clone(), database: call.database.to_string(), parsing: parsing.clone() };
-    let environment = Environment::new(around.now_ms, around.cluster_time, around.variables.values());
-    Arc::new(environment.with_tables(Arc::new(tables)))
+    Arc::new(parsing.surroundings().environment().with_tables(Arc::new(tables)))
 }
 
 /// The other collections of a pipeline, as they are in its snapshot.
@@ -319,8 +294,7 @@ impl Snapshot {
             database: ns.database().to_string(),
             parsing: self.parsing.clone(),
         };
-        let environment = Environment::new(around.now_ms, around.cluster_time, around.variables.values());
-        let environment = Arc::new(environment.with_tables(Arc::new(tables)));
+        let environment = Arc::new(around.environment().with_tables(Arc::new(tables)));
         Ok(Pipeline::parse(stages.raw(), around)?.run(input, &environment)?)
     }
 }
@@ -403,15 +377,16 @@ pub async fn count_in_view(
         }
         Ok(count)
     };
-    off_thread(call.shared, count).await
+    off_thread(call.shared, &call.interrupt(), count).await
 }
 
-/// The documents of a view that match the command's `query`.
+/// Reads the documents of a view that match the command's `query`.
 pub fn documents_of_view(
     call: &Call<'_>,
     fields: &Fields<'_>,
     state: &Arc<State>,
     ns: &Namespace,
-) -> Result<Docs> {
-    prepare(call, fields, state.clone(), Some(ns), stages_of(fields, "query")?.raw())?.run()
+) -> Result<impl FnOnce() -> Result<Docs> + Send + use<>> {
+    let prepared = prepare(call, fields, state.clone(), Some(ns), stages_of(fields, "query")?.raw())?;
+    Ok(move || prepared.run())
 }

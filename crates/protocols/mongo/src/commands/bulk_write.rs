@@ -1,20 +1,23 @@
 //! `bulkWrite`: inserts, updates and deletes of several collections in one command (MongoDB 8.0).
 
 use super::cursor::{self, Opening, Source};
-use super::query::{self, Parsing};
-use super::write::{self, Done, documents, parse_each, perform};
+use super::query::Parsing;
+use super::write::{self, Done, UpdateNames, documents, parse_each, perform};
 use super::{Flow, Spec};
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, code};
-use rockdove_engine::{DeleteStatement, Namespace, Outcome, Statement, UpdateStatement, WriteError};
+use rockdove_documents::{Doc, DocBuilder, Error, code};
+use rockdove_engine::{Namespace, Outcome, Statement, WriteError};
 
 /// The commands of this family.
 pub const COMMANDS: &[Spec] =
     &[Spec::later("bulkWrite", Spec::WRITE | Spec::RETRYABLE | Spec::ADMIN | Spec::API_V1, |call, reply| {
         Box::pin(bulk_write(call, reply))
     })];
+
+const UPDATE_NAMES: UpdateNames =
+    UpdateNames { filter: "filter", update: "updateMods", constants: "constants" };
 
 async fn bulk_write(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("bulkWrite", call.command())?;
@@ -26,8 +29,9 @@ async fn bulk_write(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let results = done
         .results
         .iter()
+        .enumerate()
         .filter(|(_, result)| !errors_only || result.is_err())
-        .map(|(position, result)| describe(*position, result))
+        .map(|(position, result)| describe(position, result))
         .collect();
     let opening = Opening::new(call, "admin.$cmd.bulkWrite".into()).batch(cursor::batch_size(&fields)?);
     cursor::open(opening, Source::ready(results), reply)?;
@@ -54,46 +58,19 @@ fn parse(call: &Call<'_>, parsing: &Parsing, namespaces: &[Namespace], op: &Doc)
     })?;
     match name {
         "insert" => Ok(Statement::Insert { ns, doc: op.slice_of(fields.required_document("document")?) }),
-        "update" => Ok(Statement::Update(Box::new(update(call, parsing, ns, &fields)?))),
-        "delete" => Ok(Statement::Delete(Box::new(delete(call, parsing, ns, &fields)?))),
+        "update" => {
+            Ok(Statement::Update(Box::new(write::parse_update(call, parsing, ns, &fields, &UPDATE_NAMES)?)))
+        }
+        "delete" => {
+            let multi = fields.flag("multi")?;
+            let delete = write::parse_delete(call, parsing, ns, &fields, "filter", multi)?;
+            Ok(Statement::Delete(Box::new(delete)))
+        }
         other => {
             Err(Error::failed_to_parse(format!("BulkWrite op '{other}' is not insert, update or delete"))
                 .into())
         }
     }
-}
-
-fn update(call: &Call<'_>, parsing: &Parsing, ns: Namespace, fields: &Fields<'_>) -> Result<UpdateStatement> {
-    let multi = fields.flag("multi")?;
-    write::refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(fields)?;
-    let update = parsing.update(
-        fields.required("updateMods")?,
-        fields.array("arrayFilters")?,
-        fields.document("constants")?,
-    )?;
-    if multi && update.is_replacement() {
-        return Err(
-            Error::failed_to_parse("multi update is not supported for replacement-style update").into()
-        );
-    }
-    Ok(UpdateStatement {
-        ns,
-        filter: parsing.filter(fields.required_document("filter")?)?,
-        update,
-        multi,
-        upsert: fields.flag("upsert")?,
-        sort: parsing.sort(fields.document("sort")?)?,
-        hint: query::hint(fields)?,
-    })
-}
-
-fn delete(call: &Call<'_>, parsing: &Parsing, ns: Namespace, fields: &Fields<'_>) -> Result<DeleteStatement> {
-    let multi = fields.flag("multi")?;
-    write::refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(fields)?;
-    let filter = parsing.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?;
-    Ok(DeleteStatement { ns, filter, multi, hint: query::hint(fields)? })
 }
 
 /// The result of one statement as the reply's cursor shows it.
@@ -126,7 +103,7 @@ fn describe(position: usize, result: &Result<Outcome, WriteError>) -> Doc {
 }
 
 fn append_counts(reply: &mut DocBuilder, done: &Done) {
-    let errors = done.results.iter().filter(|(_, result)| result.is_err()).count();
+    let errors = done.results.iter().filter(|result| result.is_err()).count();
     reply.append("nErrors", errors as i32);
     let updated = |of: fn(u64, u64, u64) -> u64| {
         done.count(|outcome| match outcome {

@@ -35,6 +35,10 @@ impl EventPipeline for Stages {
     fn needs(&self) -> Vec<Alternatives<'_>> {
         self.pipeline.needs()
     }
+
+    fn is_cheap(&self) -> bool {
+        self.pipeline.is_cheap()
+    }
 }
 
 /// Opens a stream and answers with what has happened since it starts.
@@ -90,8 +94,8 @@ fn rest<'v>(
     let stages = array.finish();
     let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
     let around = parsing.surroundings();
-    let environment = Environment::new(around.now_ms, around.cluster_time, around.variables.values());
-    let parsed = Stages { pipeline: Pipeline::parse_change_stream(stages.raw(), around)?, environment };
+    let pipeline = Pipeline::parse_change_stream(stages.raw(), around)?;
+    let parsed = Stages { pipeline, environment: around.environment() };
     let mut key = DocBuilder::new();
     key.append("stages", &stages).append("let", fields.document("let")?);
     key.append("collation", fields.document("collation")?);
@@ -143,6 +147,9 @@ fn scope(call: &Call<'_>, spec: &Fields<'_>) -> Result<Scope> {
             let ns = Namespace::new(call.database, collection)?;
             if ns.is_internal() {
                 return invalid(&format!("$changeStream may not be opened on the internal namespace {ns}"));
+            }
+            if let Some(collection) = call.shared.engine.snapshot().collection(&ns) {
+                collection.info.refuse_view()?;
             }
             Ok(Scope::Collection(ns))
         }

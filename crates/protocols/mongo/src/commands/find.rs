@@ -8,7 +8,7 @@ use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, code};
-use rockdove_engine::{Find, Namespace, State};
+use rockdove_engine::{Find, Namespace, Query, State};
 
 /// The commands of this family.
 pub const COMMANDS: &[Spec] = &[
@@ -17,14 +17,46 @@ pub const COMMANDS: &[Spec] = &[
     Spec::later("distinct", Spec::READ | Spec::SNAPSHOT, |call, reply| Box::pin(distinct(call, reply))),
 ];
 
+/// What `find` knows (MongoDB manual: find), those it refuses by name included.
+const FIELDS: [&str; 27] = [
+    "filter",
+    "sort",
+    "projection",
+    "skip",
+    "limit",
+    "batchSize",
+    "singleBatch",
+    "hint",
+    "collation",
+    "let",
+    "tailable",
+    "awaitData",
+    "noCursorTimeout",
+    "allowDiskUse",
+    "allowPartialResults",
+    "min",
+    "max",
+    "returnKey",
+    "showRecordId",
+    "oplogReplay",
+    "mirrored",
+    "readOnce",
+    "term",
+    "collectionUUID",
+    "runtimeConstants",
+    "encryptionInformation",
+    "includeQueryStatsMetrics",
+];
+
 const READ: u32 = Spec::READ | Spec::API_V1;
-/// Reading a collection of more documents than this without an index is done off the connection's thread.
+/// A query that may look at more documents than this is carried out off the connection's thread.
 const HEAVY_DOCUMENTS: usize = 5_000;
 /// Most bytes of distinct values in one reply.
 const DISTINCT_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 async fn find(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("find", call.command())?;
+    fields.only(&FIELDS)?;
     let ns = query::namespace(call, &fields, "find")?;
     let state = query::snapshot(call)?;
     if is_view(&state, &ns) {
@@ -45,39 +77,12 @@ async fn find(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     if fields.flag("awaitData")? {
         return Err(Error::failed_to_parse("Cannot set 'awaitData' without also setting 'tailable'").into());
     }
-    let heavy = is_heavy(&state, &find);
+    let query = Query::plan(&state, find)?;
+    let heavy = is_heavy(&query);
     let left = (limit > 0).then_some(limit);
-    let make = move || {
-        let later = find.deadline.is_some().then(|| (state.clone(), unlimited(&find)));
-        let reader = Reader::new(Box::new(rockdove_engine::find_in(&state, find)?), left, heavy);
-        Ok(match later {
-            Some((state, find)) => reader.limited(Box::new(move |delivered| behind(&state, find, delivered))),
-            None => reader,
-        })
-    };
+    let make = move || Ok(Reader::new(Box::new(query.documents()?), left, heavy));
     cursor::open_with(opening, heavy, make, reply).await?;
     Ok(Flow::Done)
-}
-
-/// The same query without a time limit.
-pub fn unlimited(find: &Find) -> Find {
-    Find {
-        ns: find.ns.clone(),
-        filter: find.filter.clone(),
-        sort: find.sort.clone(),
-        projection: find.projection.clone(),
-        skip: find.skip,
-        limit: find.limit,
-        hint: find.hint.clone(),
-        deadline: None,
-    }
-}
-
-/// What follows the first `delivered` documents of a query.
-fn behind(state: &State, find: Find, delivered: u64) -> Result<cursor::Documents> {
-    let limit = if find.limit > 0 { find.limit.saturating_sub(delivered).max(1) } else { 0 };
-    let find = Find { skip: find.skip.saturating_add(delivered), limit, ..find };
-    Ok(Box::new(rockdove_engine::find_in(state, find)?))
 }
 
 /// `limit` and whether one batch is all: a negative limit is refused, as the manual has it.
@@ -102,7 +107,6 @@ pub fn parse(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace, limit: u64) ->
         skip: fields.count("skip")?.unwrap_or(0),
         limit,
         hint: query::hint(fields)?,
-        deadline: call.deadline,
     })
 }
 
@@ -114,12 +118,9 @@ fn is_empty(value: rockdove_documents::Value<'_>) -> bool {
     value.as_document().is_some_and(|doc| doc.is_empty())
 }
 
-/// Whether carrying a query out may take long: a large collection, and no index for it.
-pub fn is_heavy(state: &State, find: &Find) -> bool {
-    let large = state.collection(&find.ns).is_some_and(|collection| collection.len() > HEAVY_DOCUMENTS);
-    large
-        && rockdove_engine::explain(state, find, false)
-            .is_ok_and(|explained| explained.is_none_or(|explained| explained.plan.index.is_none()))
+/// Whether carrying a query out may take long.
+pub fn is_heavy(query: &Query) -> bool {
+    !query.is_cheap() || query.looks_at_more_than(HEAVY_DOCUMENTS)
 }
 
 /// A collection that is not there has nothing to go on from: its cursor is closed at once.
@@ -147,10 +148,12 @@ async fn count(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let find = parse_count(call, &fields, ns)?;
     let counted = if is_view(&state, &find.ns) {
         aggregate::count_in_view(call, &fields, state, &find).await?
-    } else if is_heavy(&state, &find) {
-        off_thread(call.shared, move || Ok(rockdove_engine::count(&state, find)?)).await?
     } else {
-        rockdove_engine::count(&state, find)?
+        let query = Query::plan(&state, find)?;
+        match is_heavy(&query) {
+            true => off_thread(call.shared, &call.interrupt(), move || Ok(query.count()?)).await?,
+            false => query.count()?,
+        }
     };
     match i32::try_from(counted) {
         Ok(counted) => reply.append("n", counted),
@@ -167,7 +170,6 @@ fn parse_count(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace) -> Result<Fi
         skip: fields.count("skip")?.unwrap_or(0),
         limit,
         hint: query::hint(fields)?,
-        deadline: call.deadline,
         ..Find::new(ns, filter)
     })
 }
@@ -180,15 +182,18 @@ async fn distinct(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let filter = parsing.filter(fields.document("query")?.unwrap_or(RawDoc::empty()))?;
     let state = query::snapshot(call)?;
     let at = call.read_concern.snapshot.is_some().then(|| query::at_cluster_time(&state));
-    let find = Find { hint: query::hint(&fields)?, deadline: call.deadline, ..Find::new(ns.clone(), filter) };
-    let view = is_view(&state, &ns);
-    let heavy = view || is_heavy(&state, &find);
-    let documents = match view {
-        true => aggregate::documents_of_view(call, &fields, &state, &ns)?,
-        false => Box::new(rockdove_engine::find_in(&state, find)?),
+    let find = Find { hint: query::hint(&fields)?, ..Find::new(ns.clone(), filter) };
+    let interrupt = call.interrupt();
+    let values: Doc = if is_view(&state, &ns) {
+        let read = aggregate::documents_of_view(call, &fields, &state, &ns)?;
+        let work = move || query::distinct(read()?, &key, &parsing, DISTINCT_BYTES_MAX);
+        off_thread(call.shared, &interrupt, work).await?
+    } else {
+        let query = Query::plan(&state, find)?;
+        let heavy = is_heavy(&query);
+        let work = move || query::distinct(Box::new(query.documents()?), &key, &parsing, DISTINCT_BYTES_MAX);
+        if heavy { off_thread(call.shared, &interrupt, work).await? } else { work()? }
     };
-    let work = move || query::distinct(documents, &key, &parsing, DISTINCT_BYTES_MAX);
-    let values: Doc = if heavy { off_thread(call.shared, work).await? } else { work()? };
     reply.append_value("values", rockdove_documents::Value::Array(values.raw()));
     if let Some(at) = at {
         reply.append_all(at.raw());

@@ -1,6 +1,7 @@
 //! Reading the query parts that many commands share: filters, updates, sorts, projections, hints, collations,
 //! variables.
 
+use super::cursor::in_place;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
@@ -13,7 +14,9 @@ use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, UpdateOptions};
 use rockdove_documents::{Doc, DocBuilder, Error, Owned, RawDoc, Scanned, Timestamp, Value, code};
-use rockdove_engine::{ChangeStream, EventPipeline, Hint, Namespace, Scope, StartAt, State, View};
+use rockdove_engine::{
+    ChangeStream, Collection, EventPipeline, Hint, Namespace, Scope, StartAt, State, View,
+};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -96,7 +99,9 @@ impl Parsing {
     pub fn new(call: &Call<'_>, fields: &Fields<'_>) -> Result<Parsing> {
         let (now_ms, cluster_time) = (call.shared.engine.now_ms(), call.shared.operation_time());
         let variables = match fields.document("let")? {
-            Some(variables) => Variables::parse(variables, now_ms, cluster_time)?,
+            Some(variables) => {
+                in_place(&call.interrupt(), || Variables::parse(variables, now_ms, cluster_time))?
+            }
             None => Variables::default(),
         };
         let surroundings = Surroundings { now_ms, cluster_time, collation: None, variables };
@@ -224,28 +229,34 @@ impl EventPipeline for Inserts {
         };
         Ok(matches.then(|| event.doc().clone()))
     }
+
+    fn is_cheap(&self) -> bool {
+        self.0.is_cheap()
+    }
 }
 
-/// Follows what is inserted into a collection after `state` and matches the command's filter.
+/// Follows what is inserted into a collection after `state` and matches the command's filter, which `filter` is as
+/// parsed for this collection.
 pub fn watch_inserts(
     call: &Call<'_>,
     fields: &Fields<'_>,
     state: &State,
-    ns: &Namespace,
+    collection: &Collection,
+    filter: Filter,
 ) -> Result<ChangeStream> {
-    let filter = fields.document("filter")?.unwrap_or(RawDoc::empty());
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
-    // Streams with equal keys share their evaluation, so the key is all that the evaluation depends on.
+    // Streams with equal keys share their evaluation, so the key is all that the evaluation depends on: without a
+    // collation of its own the filter has the collection's.
     let mut key = DocBuilder::new();
-    key.append("tail", filter)
+    key.append("tail", fields.document("filter")?)
         .append("let", fields.document("let")?)
-        .append("collation", fields.document("collation")?);
+        .append("collation", collation_document(fields)?)
+        .append_value("default", collection.info.options.get("collation").unwrap_or(Value::Null));
     let after = Timestamp::from_bits(state.at().bits() + 1);
     Ok(call.shared.engine.watch(
-        Scope::Collection(ns.clone()),
+        Scope::Collection(collection.info.ns.clone()),
         View::default(),
         key.finish().into_bytes(),
-        Arc::new(Inserts(parsing.filter(filter)?)),
+        Arc::new(Inserts(filter)),
         StartAt::Time(after),
     )?)
 }

@@ -158,23 +158,19 @@ fn options(command: RawDoc<'_>) -> impl Iterator<Item = (&str, Value<'_>)> {
 }
 
 fn get_log(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
-    let lines = match call.command().get("getLog") {
+    match call.command().get("getLog") {
         Some(Value::String("*")) => {
             reply.start_array("names").push("global").push("startupWarnings").end();
-            return Ok(());
         }
-        Some(Value::String("global")) => call.shared.log_lines(),
-        Some(Value::String("startupWarnings")) => Vec::new(),
+        // No line is kept: logs are on standard error. Clients such as mongosh ask at every start.
+        Some(Value::String("global" | "startupWarnings")) => {
+            reply.append("totalLinesWritten", 0).start_array("log").end();
+        }
         Some(Value::String(name)) => {
             return Err(Failure::new(code::OPERATION_FAILED, format!("no RecentEntries named: {name}")));
         }
         _ => return Err(Error::type_mismatch("Argument to getLog must be of type String").into()),
-    };
-    reply.append("totalLinesWritten", lines.len() as i32).start_array("log");
-    for line in &lines {
-        reply.push(line);
     }
-    reply.end();
     Ok(())
 }
 

@@ -4,14 +4,14 @@
 //! treats one result after the other: it reads the document that is there, combines both, and writes the outcome
 //! only if that document is still the same; otherwise it looks again.
 
-use super::cursor::off_thread;
+use super::cursor::{in_place, off_thread};
 use super::query::Parsing;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use rockdove_documents::pipeline::{Environment, Merge, Sink, Target, WhenMatched, WhenNotMatched};
 use rockdove_documents::{Doc, DocBuilder, Error, Value, code, doc};
 use rockdove_engine::{
-    Ack, Definition, Find, Namespace, Outcome, Statement, UpdateStatement, Write, WriteError,
+    Ack, Definition, Find, Namespace, Outcome, Query, Statement, UpdateStatement, Write, WriteError,
 };
 
 /// How often a document that others change meanwhile is looked at again.
@@ -37,10 +37,7 @@ impl Writer<'_> {
         let ns = self.namespace(sink.target())?;
         let state = self.call.shared.engine.snapshot();
         if let Some(collection) = state.collection(&ns) {
-            if collection.info.view.is_some() {
-                let message = format!("Namespace {ns} is a view, not a collection");
-                return Err(Failure::new(code::COMMAND_NOT_SUPPORTED_ON_VIEW, message));
-            }
+            collection.info.refuse_view()?;
             if collection.info.capped.is_some() && matches!(sink, Sink::Out(_)) {
                 let message = format!("namespace '{ns}' is capped so it can't be used for $out");
                 return Err(Failure::location(17152, message));
@@ -91,7 +88,7 @@ impl Writer<'_> {
         while results.peek().is_some() {
             let batch = results.by_ref().take(BATCH);
             let statements = batch.map(|doc| Statement::Insert { ns: filled.clone(), doc }).collect();
-            self.carry_out(statements).await?.map_err(failed)?;
+            self.carry_out(statements).await?.map_err(Failure::from)?;
         }
         let rename = Definition::Rename { from: filled.clone(), to: ns.clone(), drop_target: true };
         engine.define(rename, self.ack).await?;
@@ -100,7 +97,14 @@ impl Writer<'_> {
 
     /// Carries out statements up to the first that fails.
     async fn carry_out(&self, statements: Vec<Statement>) -> Result<Result<Vec<Outcome>, WriteError>> {
-        let write = Write { statements, ordered: true, retry: None, ack: self.ack, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: self.ack,
+            bypass_validation: false,
+            interrupt: None,
+        };
         let reply = self.call.shared.engine.write(write).await?;
         Ok(reply.results.into_iter().collect())
     }
@@ -137,7 +141,7 @@ impl Writer<'_> {
 
     async fn merge_one(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<()> {
         let Some(filter) = key_filter(&result, &merge.on)? else {
-            return self.insert(ns, merge, result).await?.map_err(failed);
+            return self.insert(ns, merge, result).await?.map_err(Failure::from);
         };
         for _ in 0..ATTEMPTS_MAX {
             let done = match self.existing(ns, &filter).await? {
@@ -147,7 +151,7 @@ impl Writer<'_> {
                     // Somebody else may have inserted it meanwhile; if not, another unique index refuses it.
                     Err(error) => match self.existing(ns, &filter).await? {
                         Some(_) => false,
-                        None => return Err(failed(error)),
+                        None => return Err(error.into()),
                     },
                 },
             };
@@ -160,10 +164,10 @@ impl Writer<'_> {
 
     async fn existing(&self, ns: &Namespace, filter: &Doc) -> Result<Option<Doc>> {
         let find = Find { limit: 1, ..Find::new(ns.clone(), self.parsing.filter(filter.raw())?) };
-        let state = self.call.shared.engine.snapshot();
-        let heavy = super::find::is_heavy(&state, &find);
-        let read = move || Ok(rockdove_engine::find_in(&state, find)?.next().transpose()?);
-        if heavy { off_thread(self.call.shared, read).await } else { read() }
+        let query = Query::plan(&self.call.shared.engine.snapshot(), find)?;
+        let heavy = super::find::is_heavy(&query);
+        let read = move || Ok(query.documents()?.next().transpose()?);
+        if heavy { off_thread(self.call.shared, &self.call.interrupt(), read).await } else { read() }
     }
 
     /// Combines a result with the document that is there; whether that is still the same.
@@ -171,9 +175,13 @@ impl Writer<'_> {
         if matches!(merge.when_matched, WhenMatched::Fail) {
             // The unique index tells what is in the way, unless it has gone meanwhile.
             let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
-            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(failed);
+            return self.carry_out(vec![statement]).await?.map(|_| true).map_err(Failure::from);
         }
-        let new = merge.combine(old.raw(), result.raw(), self.environment)?;
+        let combine = || merge.combine(old.raw(), result.raw(), self.environment);
+        let new = match &merge.when_matched {
+            WhenMatched::Pipeline(_) => in_place(&self.call.interrupt(), combine)?,
+            _ => combine()?,
+        };
         let Some(new) = new.filter(|new| new != old) else { return Ok(true) };
         let id = old.get("_id").unwrap_or(Value::Null);
         let unchanged = doc! { "_id": { "$eq": id }, "$expr": { "$eq": ["$$ROOT", { "$literal": old }] } };
@@ -186,7 +194,8 @@ impl Writer<'_> {
             sort: None,
             hint: None,
         };
-        let done = self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(failed)?;
+        let done =
+            self.carry_out(vec![Statement::Update(Box::new(statement))]).await?.map_err(Failure::from)?;
         Ok(matches!(done.first(), Some(Outcome::Updated { matched: 1, .. })))
     }
 
@@ -203,15 +212,6 @@ impl Writer<'_> {
                 Ok(self.carry_out(vec![statement]).await?.map(drop))
             }
         }
-    }
-}
-
-/// A failed statement as a failed command, with what is known of it.
-fn failed(error: WriteError) -> Failure {
-    let failure = Failure::from(error.error);
-    match error.details {
-        Some(details) => failure.with_details(details),
-        None => failure,
     }
 }
 

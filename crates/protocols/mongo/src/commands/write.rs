@@ -1,7 +1,7 @@
 //! `insert`, `update`, `delete`: statements in, one result each out.
 //!
 //! A statement that cannot be parsed is a failed statement, not a failed command: those before it are carried
-//! out, and those after it if the command is not `ordered`.
+//! out, and those after it if the command is not `ordered`. Only what is wrong with its form fails the command.
 
 use super::query::{self, Parsing};
 use super::{Flow, Spec};
@@ -10,9 +10,9 @@ use crate::errors::{self, Failure, Result};
 use crate::hello::WRITE_BATCH_MAX;
 use crate::options::Fields;
 use bytes::Bytes;
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, Value, code};
 use rockdove_engine::{
-    DeleteStatement, Namespace, Outcome, Retry, Statement, UpdateStatement, Write, WriteError, WriteReply,
+    DeleteStatement, Namespace, Outcome, Retry, Statement, UpdateStatement, Write, WriteError,
 };
 
 /// The commands of this family.
@@ -22,33 +22,57 @@ pub const COMMANDS: &[Spec] = &[
     Spec::later("delete", FLAGS, |call, reply| Box::pin(delete(call, reply))),
 ];
 
-const FLAGS: u32 = Spec::WRITE | Spec::RETRYABLE | Spec::API_V1;
+/// What a statement of `update` knows; `sort` is refused where it has to be by [`parse_update`].
+const UPDATE_FIELDS: [&str; 11] = [
+    "q",
+    "u",
+    "c",
+    "multi",
+    "upsert",
+    "collation",
+    "arrayFilters",
+    "hint",
+    "sort",
+    "upsertSupplied",
+    "sampleId",
+];
 
-/// Statements as far as they could be parsed, each with its position in the command.
-pub struct Statements {
-    ready: Vec<Statement>,
-    positions: Vec<usize>,
-    failed: Vec<(usize, WriteError)>,
-}
+const FLAGS: u32 = Spec::WRITE | Spec::RETRYABLE | Spec::API_V1;
 
 async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("insert", call.command())?;
+    fields.only(&[
+        "documents",
+        "ordered",
+        "bypassDocumentValidation",
+        "collectionUUID",
+        "encryptionInformation",
+    ])?;
     let ns = query::namespace(call, &fields, "insert")?;
-    let documents = documents(call, &fields, "documents")?;
-    let positions = (0..documents.len()).collect();
-    let ready = documents.into_iter().map(|doc| Statement::Insert { ns: ns.clone(), doc }).collect();
-    let done = perform(call, &fields, Statements { ready, positions, failed: Vec::new() }).await?;
+    let documents = documents(call, &fields, "documents")?.into_iter();
+    let statements = documents.map(|doc| Statement::Insert { ns: ns.clone(), doc }).collect();
+    let done = perform(call, &fields, statements).await?;
     reply.append("n", done.count(|outcome| u64::from(matches!(outcome, Outcome::Inserted))));
     done.append_errors(reply);
     Ok(Flow::Done)
 }
 
+/// Refuses what `update` and `delete` do not know; `statements` is where theirs are.
+fn only(fields: &Fields<'_>, statements: &str) -> Result<()> {
+    let known = ["ordered", "let", "bypassDocumentValidation", "collectionUUID", "encryptionInformation"];
+    Ok(fields.only(&[&known[..], &["runtimeConstants", statements]].concat())?)
+}
+
 async fn update(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
+    const NAMES: UpdateNames = UpdateNames { filter: "q", update: "u", constants: "c" };
     let fields = Fields::new("update", call.command())?;
+    only(&fields, "updates")?;
     let ns = query::namespace(call, &fields, "update")?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "updates", |statement| {
-        parse_update(call, &parsing, &ns, statement.raw()).map(|update| Statement::Update(Box::new(update)))
+        let fields = Fields::new("update.updates", statement.raw())?;
+        fields.only_these(&UPDATE_FIELDS)?;
+        Ok(Statement::Update(Box::new(parse_update(call, &parsing, ns.clone(), &fields, &NAMES)?)))
     })?;
     let done = perform(call, &fields, statements).await?;
     reply.append(
@@ -70,47 +94,65 @@ async fn update(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     Ok(Flow::Done)
 }
 
-fn parse_update(
+/// What the fields of an update statement are called: `update` and `bulkWrite` differ.
+pub struct UpdateNames {
+    /// Which documents.
+    pub filter: &'static str,
+    /// What to do with them.
+    pub update: &'static str,
+    /// Values for the variables of a pipeline.
+    pub constants: &'static str,
+}
+
+/// Reads an update statement of any command.
+pub fn parse_update(
     call: &Call<'_>,
     parsing: &Parsing,
-    ns: &Namespace,
-    statement: RawDoc<'_>,
+    ns: Namespace,
+    fields: &Fields<'_>,
+    names: &UpdateNames,
 ) -> Result<UpdateStatement> {
-    let fields = Fields::new("update.updates", statement)?;
     let multi = fields.flag("multi")?;
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(&fields)?;
-    let update =
-        parsing.update(fields.required("u")?, fields.array("arrayFilters")?, fields.document("c")?)?;
+    let parsing = parsing.with_collation(fields)?.or_default_of(call, &ns)?;
+    let update = parsing.update(
+        fields.required(names.update)?,
+        fields.array("arrayFilters")?,
+        fields.document(names.constants)?,
+    )?;
     if multi && update.is_replacement() {
         return Err(
             Error::failed_to_parse("multi update is not supported for replacement-style update").into()
         );
     }
     if fields.get("sort").is_some() && call.shared.identity.version < [8, 0, 0] {
-        return Err(Failure::location(40415, "BSON field 'update.updates.sort' is an unknown field."));
+        return Err(Failure::from(fields.unknown("sort")).whole());
     }
     let sort = parsing.sort(fields.document("sort")?)?;
     if multi && sort.is_some() {
         return Err(Error::failed_to_parse("Cannot specify sort with multi=true").into());
     }
     Ok(UpdateStatement {
-        ns: ns.clone(),
-        filter: parsing.filter(fields.required_document("q")?)?,
+        ns,
+        filter: parsing.filter(fields.required_document(names.filter)?)?,
         update,
         multi,
         upsert: fields.flag("upsert")?,
         sort,
-        hint: query::hint(&fields)?,
+        hint: query::hint(fields)?,
     })
 }
 
 async fn delete(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("delete", call.command())?;
+    only(&fields, "deletes")?;
     let ns = query::namespace(call, &fields, "delete")?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "deletes", |statement| {
-        parse_delete(call, &parsing, &ns, statement.raw()).map(|delete| Statement::Delete(Box::new(delete)))
+        let fields = Fields::new("delete.deletes", statement.raw())?;
+        fields.only_these(&["q", "limit", "collation", "hint", "sampleId"])?;
+        let multi = deletes_all(&fields)?;
+        Ok(Statement::Delete(Box::new(parse_delete(call, &parsing, ns.clone(), &fields, "q", multi)?)))
     })?;
     let done = perform(call, &fields, statements).await?;
     reply.append(
@@ -124,35 +166,39 @@ async fn delete(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     Ok(Flow::Done)
 }
 
-fn parse_delete(
-    call: &Call<'_>,
-    parsing: &Parsing,
-    ns: &Namespace,
-    statement: RawDoc<'_>,
-) -> Result<DeleteStatement> {
-    let fields = Fields::new("delete.deletes", statement)?;
-    let multi = match fields.integer("limit")? {
-        Some(0) => true,
-        Some(1) => false,
+/// Whether a statement of `delete` goes for all matching documents.
+fn deletes_all(fields: &Fields<'_>) -> Result<bool> {
+    match fields.integer("limit")? {
+        Some(0) => Ok(true),
+        Some(1) => Ok(false),
         Some(limit) => {
             let message = format!("The limit field in delete objects must be 0 or 1. Got {limit}");
-            return Err(Error::failed_to_parse(message).into());
+            Err(Failure::from(Error::failed_to_parse(message)).whole())
         }
-        None => return Err(fields.missing("limit").into()),
-    };
+        None => Err(fields.missing("limit").into()),
+    }
+}
+
+/// Reads a delete statement of any command; its filter is the field `filter`.
+pub fn parse_delete(
+    call: &Call<'_>,
+    parsing: &Parsing,
+    ns: Namespace,
+    fields: &Fields<'_>,
+    filter: &str,
+    multi: bool,
+) -> Result<DeleteStatement> {
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(&fields)?;
-    let filter = parsing.filter(fields.required_document("q")?)?;
-    Ok(DeleteStatement { ns: ns.clone(), filter, multi, hint: query::hint(&fields)? })
+    let parsing = parsing.with_collation(fields)?.or_default_of(call, &ns)?;
+    let filter = parsing.filter(fields.required_document(filter)?)?;
+    Ok(DeleteStatement { ns, filter, multi, hint: query::hint(fields)? })
 }
 
 /// A write to many documents cannot be told apart when it comes twice.
-pub fn refuse_retried_multi(call: &Call<'_>, multi: bool) -> Result<()> {
+fn refuse_retried_multi(call: &Call<'_>, multi: bool) -> Result<()> {
     if multi && call.session.transaction_number.is_some() {
-        return Err(Failure::new(
-            code::INVALID_OPTIONS,
-            "Cannot use (or request) retryable writes with multi=true",
-        ));
+        let message = "Cannot use (or request) retryable writes with multi=true";
+        return Err(Failure::new(code::INVALID_OPTIONS, message).whole());
     }
     Ok(())
 }
@@ -188,26 +234,23 @@ pub fn check_batch_size(count: usize) -> Result<()> {
     Err(Failure::new(code::INVALID_LENGTH, message))
 }
 
-/// Parses the elements of an array of statements, as far as it makes sense.
+/// Parses the elements of an array of statements. One that cannot be parsed is refused in its place.
 pub fn parse_each(
     call: &Call<'_>,
     fields: &Fields<'_>,
     name: &str,
     parse: impl Fn(&Doc) -> Result<Statement>,
-) -> Result<Statements> {
+) -> Result<Vec<Statement>> {
     let ordered = fields.boolean("ordered")?.unwrap_or(true);
-    let mut statements = Statements { ready: Vec::new(), positions: Vec::new(), failed: Vec::new() };
-    for (position, statement) in documents(call, fields, name)?.iter().enumerate() {
+    let mut statements = Vec::new();
+    for statement in &documents(call, fields, name)? {
         match parse(statement) {
-            Ok(parsed) => {
-                statements.ready.push(parsed);
-                statements.positions.push(position);
-            }
-            Err(failure) if is_about_the_command(&failure.error) => return Err(failure),
+            Ok(parsed) => statements.push(parsed),
+            Err(failure) if failure.is_whole => return Err(failure),
             Err(failure) => {
-                statements.failed.push((position, failure.error.into()));
+                statements.push(Statement::Refused(failure.error));
                 if ordered {
-                    break;
+                    break; // what comes after it is not carried out
                 }
             }
         }
@@ -215,53 +258,33 @@ pub fn parse_each(
     Ok(statements)
 }
 
-/// Missing and mistyped fields make the whole command wrong, as does what its retry forbids.
-fn is_about_the_command(error: &Error) -> bool {
-    matches!(error.code.number, 40414 | 40415)
-        || error.code == code::INVALID_OPTIONS
-        || (error.code == code::TYPE_MISMATCH && error.message.starts_with("BSON field"))
-        || (error.code == code::FAILED_TO_PARSE && error.message.starts_with("The limit field"))
-}
-
-/// What became of all statements, in their order.
+/// What became of the statements that were tried, in their order.
 pub struct Done {
-    /// Position and result of each statement that was tried.
-    pub results: Vec<(usize, Result<Outcome, WriteError>)>,
+    /// The result of each.
+    pub results: Vec<Result<Outcome, WriteError>>,
     /// Numbers of the statements whose first result is repeated.
     pub retried: Vec<i32>,
 }
 
-/// Carries statements out and puts the results into the order of the command.
-pub async fn perform(call: &Call<'_>, fields: &Fields<'_>, statements: Statements) -> Result<Done> {
-    let ordered = fields.boolean("ordered")?.unwrap_or(true);
-    let retry = retry(call, &statements.positions)?;
+/// Carries statements out.
+pub async fn perform(call: &Call<'_>, fields: &Fields<'_>, statements: Vec<Statement>) -> Result<Done> {
+    let retry = retry(call, statements.len())?;
+    if retry.is_some() {
+        before_retryable(call, statements.len())?;
+    }
+    let inserts_only = statements.iter().all(|one| matches!(one, Statement::Insert { .. }));
     let write = Write {
-        statements: statements.ready,
-        ordered,
+        interrupt: (!inserts_only).then(|| call.interrupt()),
+        statements,
+        ordered: fields.boolean("ordered")?.unwrap_or(true),
         retry,
         ack: call.ack(),
         bypass_validation: fields.flag("bypassDocumentValidation")?,
     };
-    let reply = retried(call, carry_out(call, write).await?, |reply| !reply.retried.is_empty())?;
-    let stopped = ordered && reply.results.last().is_some_and(|result| result.is_err());
-    let mut results: Vec<_> = statements.positions.into_iter().zip(reply.results).collect();
-    if !stopped {
-        results.extend(statements.failed.into_iter().map(|(position, error)| (position, Err(error))));
-        results.sort_by_key(|(position, _)| *position);
-    }
-    Ok(Done { results, retried: reply.retried })
-}
-
-async fn carry_out(call: &Call<'_>, write: Write) -> Result<WriteReply> {
-    if write.statements.is_empty() {
-        return Ok(WriteReply { results: Vec::new(), retried: Vec::new(), at: call.shared.operation_time() });
-    }
-    if write.retry.is_some() {
-        before_retryable(call, write.statements.len())?;
-    }
     let reply = call.shared.engine.write(write).await?;
     call.durable().await?;
-    Ok(reply)
+    let reply = retried(call, reply, |reply| !reply.retried.is_empty())?;
+    Ok(Done { results: reply.results, retried: reply.retried })
 }
 
 /// A fail point may strike before a retryable write.
@@ -278,36 +301,34 @@ pub fn retried<T>(call: &Call<'_>, reply: T, was_retried: impl Fn(&T) -> bool) -
     Ok(reply)
 }
 
-/// The session, number and statement numbers of a retryable write.
-fn retry(call: &Call<'_>, positions: &[usize]) -> Result<Option<Retry>> {
+/// The session, number and statement numbers of a retryable write of so many statements.
+fn retry(call: &Call<'_>, count: usize) -> Result<Option<Retry>> {
     let (Some(session), Some(number)) = (call.session.session, call.session.transaction_number) else {
         return Ok(None);
     };
     let command = call.command();
+    let number_of = |id: Value<'_>| id.as_integer().and_then(|id| i32::try_from(id).ok());
     let given: Vec<i32> = match (command.get("stmtIds"), command.get("stmtId")) {
-        (Some(Value::Array(ids)), _) => {
-            ids.values().filter_map(|id| id.as_integer().and_then(|id| i32::try_from(id).ok())).collect()
-        }
+        (Some(Value::Array(ids)), _) => ids.values().filter_map(number_of).collect(),
         (_, Some(first)) => {
-            let first = first.as_integer().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
-            positions.iter().map(|position| first.saturating_add(*position as i32)).collect()
+            let first = number_of(first).unwrap_or(0);
+            (0..count).map(|position| first.saturating_add(position as i32)).collect()
         }
         _ => Vec::new(),
     };
-    let statements =
-        positions.iter().map(|position| given.get(*position).copied().unwrap_or(*position as i32)).collect();
+    let statements = (0..count).map(|at| given.get(at).copied().unwrap_or(at as i32)).collect();
     Ok(Some(Retry { session: Bytes::copy_from_slice(&session.0), number, statements }))
 }
 
 /// The session and number of a retryable command of one statement.
 pub fn single_retry(call: &Call<'_>) -> Result<Option<Retry>> {
-    retry(call, &[0])
+    retry(call, 1)
 }
 
 impl Done {
     /// The sum of `of` over the statements that were carried out.
     pub fn count(&self, of: impl Fn(&Outcome) -> u64) -> i32 {
-        let sum: u64 = self.results.iter().filter_map(|(_, result)| result.as_ref().ok()).map(of).sum();
+        let sum: u64 = self.results.iter().filter_map(|result| result.as_ref().ok()).map(of).sum();
         i32::try_from(sum).unwrap_or(i32::MAX)
     }
 
@@ -315,6 +336,7 @@ impl Done {
         let upserted: Vec<_> = self
             .results
             .iter()
+            .enumerate()
             .filter_map(|(position, result)| match result {
                 Ok(Outcome::Updated { upserted: Some(id), .. }) => Some((position, id)),
                 _ => None,
@@ -325,17 +347,15 @@ impl Done {
         }
         reply.start_array("upserted");
         for (position, id) in upserted {
-            reply.push_document().append("index", *position as i32).append("_id", id).end();
+            reply.push_document().append("index", position as i32).append("_id", id).end();
         }
         reply.end();
     }
 
     fn append_errors(&self, reply: &mut DocBuilder) {
-        let failed: Vec<_> = self
-            .results
-            .iter()
-            .filter_map(|(position, result)| result.as_ref().err().map(|error| (*position, error)))
-            .collect();
+        let results = self.results.iter().enumerate();
+        let failed: Vec<_> =
+            results.filter_map(|(position, result)| Some((position, result.as_ref().err()?))).collect();
         if !failed.is_empty() {
             reply.start_array("writeErrors");
             for (position, error) in failed {

@@ -3,6 +3,7 @@
 
 use rockdove_documents::{Doc, Value};
 use rockdove_engine::{Engine, Options};
+use rockdove_mongo::client::Client;
 use rockdove_mongo::codec::{self, Flags, Header};
 use rockdove_mongo::connection::serve;
 use rockdove_mongo::shared::Shared;
@@ -21,6 +22,20 @@ pub fn server() -> Arc<Shared> {
 pub fn server_as(identity: Identity) -> Arc<Shared> {
     let engine = Engine::open(Options::memory()).expect("memory opens");
     Shared::new(identity, engine, vec!["test".into()])
+}
+
+/// Comes back once a client's command waits. The tests' runtime has one thread: who is seen running has let go of it.
+pub async fn until_waits(shared: &Shared, command: &str) {
+    let runs = |client: &Client| {
+        let operation = client.running();
+        operation.is_some_and(|running| running.command.raw().iter().next().unwrap().key() == command)
+    };
+    let seen = async {
+        while !shared.clients.list().iter().any(|client| runs(client)) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LIMIT, seen).await.unwrap_or_else(|_| panic!("{command} never waits"));
 }
 
 /// A message from the server.

@@ -1,0 +1,163 @@
+//! What the machine can do at best, without our code.
+
+use super::{Curve, Outcome, Plan, histogram};
+use crate::report::Target;
+use anyhow::Result;
+use hdrhistogram::Histogram;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 200;
+const EXCHANGES: usize = 5_000;
+const IDLE: Duration = Duration::from_millis(500);
+/// Size of the file that is synced: written once before, as a log's segments are.
+const FILE_BYTES: usize = 64 << 20;
+
+/// The limits of the machine.
+pub struct Limits {
+    /// A message's bytes written over themselves, and `fdatasync`.
+    pub sync_one: Histogram<u64>,
+    /// The bytes of 100 ms at the lowest rate, and `fdatasync`.
+    pub sync_interval: Histogram<u64>,
+    /// One exchange of 64 bytes over loopback.
+    pub exchange: Histogram<u64>,
+    /// Gaps that a loop sees which only reads the clock.
+    pub jitter: Histogram<u64>,
+    /// Bytes a second that one thread copies in pieces of a message's size.
+    pub copy: f64,
+    /// Writes a second of one message's size to a file in the page cache.
+    pub writes: f64,
+}
+
+/// What the machine is, for the reader of a report.
+pub fn machine() -> Vec<(&'static str, String)> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": ")).map_or("", |m| m.1);
+    vec![
+        ("processors", std::thread::available_parallelism().map_or(0, |n| n.get()).to_string()),
+        ("model", model.to_owned()),
+        ("kernel", read("/proc/sys/kernel/osrelease")),
+        ("load", read("/proc/loadavg")),
+    ]
+}
+
+/// Measures them.
+pub fn measure(plan: &Plan) -> Result<Limits> {
+    let dir = tempfile::tempdir_in(&plan.dir)?;
+    let file = File::options().read(true).write(true).create_new(true).open(dir.path().join("sync"))?;
+    file.write_all_at(&vec![0; FILE_BYTES], 0)?;
+    file.sync_all()?;
+    let lowest = plan.rates.iter().min().copied().unwrap_or(50_000);
+    let interval = (lowest as usize / 10 * plan.size).clamp(1, FILE_BYTES / 2);
+    let payload = vec![7; plan.size];
+    Ok(Limits {
+        sync_one: syncs(&file, plan.size)?,
+        sync_interval: syncs(&file, interval)?,
+        exchange: exchanges()?,
+        jitter: jitter(),
+        copy: copies(&payload),
+        writes: writes(&file, &payload)?,
+    })
+}
+
+fn syncs(file: &File, bytes: usize) -> Result<Histogram<u64>> {
+    let (data, mut histogram) = (vec![7; bytes], histogram());
+    let rounds = if bytes > 1 << 20 { ROUNDS / 10 } else { ROUNDS };
+    for round in 0..rounds {
+        let at = (round * bytes) % (FILE_BYTES - bytes);
+        file.write_all_at(&data, at as u64)?;
+        let started = Instant::now();
+        file.sync_data()?;
+        histogram.saturating_record(nanos(started.elapsed()));
+    }
+    Ok(histogram)
+}
+
+fn exchanges() -> Result<Histogram<u64>> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut near = TcpStream::connect(listener.local_addr()?)?;
+    let (mut far, _) = listener.accept()?;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    let echo = std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while far.read_exact(&mut bytes).and_then(|()| far.write_all(&bytes)).is_ok() {}
+    });
+    let (mut histogram, mut bytes) = (histogram(), [0; 64]);
+    for _ in 0..EXCHANGES {
+        let started = Instant::now();
+        near.write_all(&bytes)?;
+        near.read_exact(&mut bytes)?;
+        histogram.saturating_record(nanos(started.elapsed()));
+    }
+    drop(near);
+    echo.join().map_err(|_| anyhow::anyhow!("the echo panicked"))?;
+    Ok(histogram)
+}
+
+fn jitter() -> Histogram<u64> {
+    let (mut histogram, started) = (histogram(), Instant::now());
+    let mut last = started;
+    while started.elapsed() < IDLE {
+        let now = Instant::now();
+        histogram.saturating_record(nanos(now - last));
+        last = now;
+    }
+    histogram
+}
+
+fn copies(payload: &[u8]) -> f64 {
+    let mut target = vec![0u8; 16 << 20];
+    let pieces = target.len() / payload.len().max(1);
+    let started = Instant::now();
+    let mut copied = 0;
+    while started.elapsed() < Duration::from_millis(200) {
+        for piece in 0..pieces {
+            target[piece * payload.len()..][..payload.len()].copy_from_slice(payload);
+        }
+        copied += pieces * payload.len();
+        std::hint::black_box(&target);
+    }
+    copied as f64 / started.elapsed().as_secs_f64()
+}
+
+fn writes(file: &File, payload: &[u8]) -> Result<f64> {
+    let places = FILE_BYTES / payload.len().max(1);
+    let started = Instant::now();
+    let mut count = 0;
+    while started.elapsed() < Duration::from_millis(300) {
+        file.write_all_at(payload, ((count % places) * payload.len()) as u64)?;
+        count += 1;
+    }
+    Ok(count as f64 / started.elapsed().as_secs_f64())
+}
+
+/// A time as the histograms hold it.
+pub fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Limits {
+    /// Adds them to the report.
+    pub fn report(&self, outcome: &mut Outcome) {
+        let group = "limits of the machine";
+        for (name, histogram) in [
+            ("bare fdatasync of one message", &self.sync_one),
+            ("bare fdatasync of 100 ms", &self.sync_interval),
+            ("loopback exchange", &self.exchange),
+            ("pauses of an idle loop", &self.jitter),
+        ] {
+            let curve = Curve::new(group, name, histogram.clone());
+            outcome.report.add(format!("{name}: p50"), curve.micros(50.0), "us", Target::None);
+            outcome.report.add(format!("{name}: p99.9"), curve.micros(99.9), "us", Target::None);
+            outcome.report.add(format!("{name}: worst"), curve.max_micros(), "us", Target::None);
+            outcome.curves.push(curve);
+        }
+        outcome.report.add("bare memcpy of a message's size", self.copy / 1e6, "MB/s", Target::None);
+        outcome.report.add("bare write of a message's size", self.writes, "/s", Target::None);
+    }
+}

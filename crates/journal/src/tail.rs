@@ -1,0 +1,577 @@
+//! Reading a log beside its writer, in both directions.
+//!
+//! ```text
+//!            to_start                 position                        limit
+//!               │      previous ◄────────┼────────► next                │
+//!   [first ......................................................... written]
+//! ```
+//!
+//! A tailer stands between two entries. It sees an entry only after it was published (or synced, if it was told
+//! so), reads through a file handle of its own and never touches what lies past the published end: the writer is
+//! never slowed and a half-written frame is never seen. A position that is not there is an answer, not a jump.
+//!
+//! Marks of the log itself take an index each, so indexes of entries grow but need not be consecutive.
+
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+
+use crate::ack::{Level, Watermarks};
+use crate::control::Synced;
+use crate::cursor::{Cursor, CursorError};
+use crate::error::{Damage, DiskError, ReadError};
+use crate::file::Folder;
+use crate::frame::{Frame, Kind, stride};
+use crate::scan::{Scanner, Slot};
+use crate::seek::offsets_upto;
+use crate::segment::{FRAMES_AT, Segment};
+
+/// Where a tailer reads from: an open log, or one that another process writes.
+pub(crate) trait Source: Send + Sync {
+    /// Looks for what was appended meanwhile, where nobody tells.
+    fn refresh(&self) -> Result<(), ReadError>;
+    fn watermarks(&self) -> Watermarks;
+    /// Ordered by base.
+    fn segments(&self) -> &RwLock<Vec<Arc<Segment>>>;
+    /// Looks again which files there are: one was not found under the name it had.
+    fn relist(&self) -> Result<(), ReadError> {
+        Ok(())
+    }
+    /// Opens a segment for reading.
+    fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError>;
+    /// Sleeps until an entry after `index` may be visible; false if it certainly is not.
+    fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool;
+    /// True if nothing will be appended any more.
+    fn is_ended(&self) -> bool;
+
+    /// The first entry, or the next to be written if there is none.
+    fn first_index(&self) -> u64 {
+        self.segments().read().first().map_or(1, |s| s.base)
+    }
+
+    /// The segment in which this entry lies, unless it was dropped.
+    fn segment_with(&self, index: u64) -> Option<Arc<Segment>> {
+        let segments = self.segments().read();
+        let after = segments.partition_point(|s| s.base <= index);
+        segments.get(after.checked_sub(1)?).cloned()
+    }
+}
+
+/// How far an entry must have come for a tailer to see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Visibility {
+    /// Written: it may be lost in a power loss after it was read.
+    #[default]
+    Written,
+    /// On disk.
+    Synced,
+}
+
+/// What a tailer does while there is nothing to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WaitStrategy {
+    /// Gives the processor away until it is woken.
+    #[default]
+    Park,
+    /// Looks again and again for this long, which costs a processor, and then parks.
+    SpinThenPark(Duration),
+}
+
+/// Where a position was looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Seek {
+    /// The tailer stands before this entry.
+    At(u64),
+    /// It is gone; the log begins with `first`. The tailer did not move.
+    BeforeStart {
+        /// The first entry there is.
+        first: u64,
+    },
+    /// It is not there yet. The tailer did not move.
+    AfterEnd {
+        /// The next entry to be written.
+        next: u64,
+    },
+}
+
+/// An entry whose payload lies in the tailer's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryRef<'a> {
+    /// Its position, from 1.
+    pub index: u64,
+    /// Election term of the leader that appended it; 0 without replication.
+    pub term: u64,
+    /// Nanoseconds since 1970 as the appender gave it, raised to the time of the entry before if it was less.
+    pub time_ns: u64,
+    /// Business value in risk units.
+    pub value: u64,
+    /// The level at which it was to be acknowledged, if the appender named one.
+    pub level: Option<Level>,
+    /// What was appended.
+    pub payload: &'a [u8],
+}
+
+/// Reads a log; cheap to make, one for each thread.
+pub struct Tailer {
+    source: Arc<dyn Source>,
+    /// Index of what lies after the position.
+    next: u64,
+    forward: Option<Place>,
+    backward: Option<Block>,
+    visibility: Visibility,
+    strategy: WaitStrategy,
+    /// Entries outside of it are not shown.
+    times: Range<u64>,
+    mark: Option<Synced>,
+}
+
+/// Where the frame after the position lies.
+struct Place {
+    segment: Arc<Segment>,
+    scanner: Scanner,
+    offset: u64,
+    /// Link of the frame before, unknown at the beginning of a segment.
+    link: Option<u32>,
+}
+
+/// Where the frames before the position lie.
+struct Block {
+    segment: Arc<Segment>,
+    scanner: Scanner,
+    /// Index of the first of them.
+    first: u64,
+    offsets: Vec<u64>,
+}
+
+/// A frame that was found and checked, with the place of its payload in the scanner's window.
+struct Peeked {
+    frame: Frame,
+    link: u32,
+    body: Range<usize>,
+}
+
+impl Peeked {
+    fn entry<'a>(&self, scanner: &'a Scanner) -> EntryRef<'a> {
+        let Frame { index, term, time_ns, value, level, .. } = self.frame;
+        EntryRef { index, term, time_ns, value, level, payload: scanner.held(&self.body) }
+    }
+}
+
+impl Tailer {
+    pub(crate) fn new(source: Arc<dyn Source>) -> Tailer {
+        let next = source.first_index();
+        Tailer {
+            source,
+            next,
+            forward: None,
+            backward: None,
+            visibility: Visibility::default(),
+            strategy: WaitStrategy::default(),
+            times: 0..u64::MAX,
+            mark: None,
+        }
+    }
+
+    /// The same tailer with another visibility.
+    pub fn with_visibility(mut self, visibility: Visibility) -> Tailer {
+        self.visibility = visibility;
+        self
+    }
+
+    /// The same tailer with another wait strategy.
+    pub fn with_wait(mut self, strategy: WaitStrategy) -> Tailer {
+        self.strategy = strategy;
+        self
+    }
+
+    /// Shows only entries whose times, in nanoseconds since 1970, lie in a range; past its end the tailer finds
+    /// nothing more. Does not move: [`Tailer::move_to_time`] finds the beginning.
+    pub fn with_times(mut self, range: impl RangeBounds<u64>) -> Tailer {
+        let start = match range.start_bound() {
+            Bound::Included(at) => *at,
+            Bound::Excluded(at) => at.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(at) => at.saturating_add(1),
+            Bound::Excluded(at) => *at,
+            Bound::Unbounded => u64::MAX,
+        };
+        self.times = start..end;
+        self
+    }
+
+    /// Index of what comes next: an entry, a mark of the log itself, or nothing yet.
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// The last entry that can be seen at present.
+    pub fn limit(&self) -> u64 {
+        let marks = self.source.watermarks();
+        match self.visibility {
+            Visibility::Written => marks.written,
+            Visibility::Synced => marks.synced,
+        }
+    }
+
+    /// The newest SYNCED mark that the tailer has passed, reading forward. It is proof for a reader elsewhere that
+    /// everything up to [`Synced::upto`] is on disk.
+    pub fn last_mark(&self) -> Option<Synced> {
+        self.mark
+    }
+
+    /// Moves before the first entry there is.
+    pub fn to_start(&mut self) {
+        self.jump(self.source.first_index());
+    }
+
+    /// Moves after the last entry that can be seen.
+    pub fn to_end(&mut self) -> Result<(), ReadError> {
+        self.source.refresh()?;
+        self.jump(self.limit() + 1);
+        Ok(())
+    }
+
+    /// Moves before an entry, which may be the next to be written.
+    pub fn move_to_index(&mut self, index: u64) -> Result<Seek, ReadError> {
+        self.source.refresh()?;
+        let (first, next) = (self.source.first_index(), self.limit() + 1);
+        if index < first {
+            return Ok(Seek::BeforeStart { first });
+        }
+        if index > next {
+            return Ok(Seek::AfterEnd { next });
+        }
+        self.jump(index);
+        Ok(Seek::At(index))
+    }
+
+    /// Moves before the first entry whose time is `time_ns` or later, in nanoseconds since 1970.
+    pub fn move_to_time(&mut self, time_ns: u64) -> Result<Seek, ReadError> {
+        self.source.refresh()?;
+        let limit = self.limit();
+        let segments = self.source.segments().read().clone();
+        // Times never decrease: all segments before the first that ends late enough end too early.
+        let from = segments.partition_point(|s| s.is_empty() || s.times().1 < time_ns);
+        for segment in &segments[from..] {
+            let mut scanner = self.source.scanner(segment)?;
+            let found = segment.marks.lock().first_at_time(segment, &mut scanner, time_ns)?;
+            if let Some(index) = found.filter(|index| *index <= limit) {
+                self.jump(index);
+                return Ok(Seek::At(index));
+            }
+        }
+        Ok(Seek::AfterEnd { next: limit + 1 })
+    }
+
+    fn jump(&mut self, index: u64) {
+        if index != self.next {
+            (self.forward, self.backward) = (None, None);
+        }
+        self.next = index;
+    }
+
+    /// The entry after the position, which moves past it; `None` if there is none yet, or none in the range.
+    pub fn next_entry(&mut self) -> Result<Option<EntryRef<'_>>, ReadError> {
+        let Some(peeked) = self.peek()? else { return Ok(None) };
+        let place = self.pass(&peeked);
+        Ok(Some(peeked.entry(&place.scanner)))
+    }
+
+    /// Shows the entry after the position to `read` and moves past it only if that succeeds. `Ok(None)` if there is
+    /// no entry.
+    pub fn read<T, E: From<ReadError>>(
+        &mut self,
+        read: impl FnOnce(EntryRef<'_>) -> Result<T, E>,
+    ) -> Result<Option<T>, E> {
+        let Some(peeked) = self.peek()? else { return Ok(None) };
+        let Some(place) = &self.forward else { return Ok(None) };
+        let answer = read(peeked.entry(&place.scanner))?;
+        self.pass(&peeked);
+        Ok(Some(answer))
+    }
+
+    /// As [`Tailer::next_entry`], waiting for one. `None` after the timeout, at the end of the range, and as soon as
+    /// the log was closed.
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Option<EntryRef<'_>>, ReadError> {
+        let deadline = deadline_after(timeout);
+        let peeked = loop {
+            if let Some(peeked) = self.peek()? {
+                break peeked;
+            }
+            // Something to read that is not shown is the end of the range.
+            if self.limit() >= self.next || !self.wait_until(deadline)? {
+                return Ok(None);
+            }
+        };
+        let place = self.pass(&peeked);
+        Ok(Some(peeked.entry(&place.scanner)))
+    }
+
+    /// Waits until there is something after the position; false after the timeout or if the log was closed.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
+        self.wait_until(deadline_after(timeout))
+    }
+
+    fn wait_until(&mut self, deadline: Instant) -> Result<bool, ReadError> {
+        if let WaitStrategy::SpinThenPark(time) = self.strategy {
+            let end = deadline.min(deadline_after(time));
+            while Instant::now() < end {
+                self.source.refresh()?;
+                if self.limit() >= self.next {
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        loop {
+            self.source.refresh()?;
+            if self.limit() >= self.next {
+                return Ok(true);
+            }
+            if self.source.is_ended() || Instant::now() >= deadline {
+                return Ok(false);
+            }
+            self.source.wait(self.next - 1, self.visibility, deadline);
+        }
+    }
+
+    /// The entry before the position, which moves before it; `None` at the start of the log or of the range.
+    pub fn previous_entry(&mut self) -> Result<Option<EntryRef<'_>>, ReadError> {
+        let peeked = loop {
+            if self.next <= self.source.first_index() {
+                return Ok(None);
+            }
+            let index = self.next - 1;
+            let mut block = match self.backward.take() {
+                Some(block) if block.holds(index) => block,
+                _ => self.block_before(index)?,
+            };
+            let peeked = block.peek(index);
+            self.backward = Some(block);
+            let peeked = peeked?;
+            let shown = peeked.frame.kind == Kind::Data && peeked.frame.time_ns < self.times.end;
+            if peeked.frame.time_ns < self.times.start {
+                return Ok(None);
+            }
+            (self.next, self.forward) = (index, None);
+            if shown {
+                break peeked;
+            }
+        };
+        Ok(self.backward.as_ref().map(|block| peeked.entry(&block.scanner)))
+    }
+
+    fn block_before(&self, index: u64) -> Result<Block, ReadError> {
+        let (segment, mut scanner) = self.open_segment(index)?;
+        let start = segment.marks.lock().before_index(&segment, &mut scanner, index)?;
+        let offsets = offsets_upto(&mut scanner, start, index, segment.end())?;
+        Ok(Block { segment, scanner, first: start.index, offsets })
+    }
+
+    /// Finds and checks the entry after the position, moving past what is not shown.
+    fn peek(&mut self) -> Result<Option<Peeked>, ReadError> {
+        if self.next > self.limit() {
+            self.source.refresh()?;
+        }
+        while self.next <= self.limit() {
+            // `limit` is read before the segment's end, which is stored before it: the frame is visible.
+            let mut place = match self.forward.take() {
+                Some(place) if place.offset < place.segment.end() => place,
+                Some(place) => self.enter(place.link)?,
+                None => self.enter(None)?,
+            };
+            let peeked = place.peek(self.next);
+            self.forward = Some(place);
+            let peeked = peeked?;
+            if peeked.frame.kind == Kind::Synced {
+                let place = self.pass(&peeked);
+                let mark = Synced::decode(place.scanner.held(&peeked.body));
+                self.mark = mark.or(self.mark);
+            } else if peeked.frame.time_ns < self.times.start {
+                self.pass(&peeked);
+            } else {
+                return Ok((peeked.frame.time_ns < self.times.end).then_some(peeked));
+            }
+        }
+        Ok(None)
+    }
+
+    fn pass(&mut self, peeked: &Peeked) -> &Place {
+        (self.next, self.backward) = (self.next + 1, None);
+        let place = self.forward.as_mut().expect("what was peeked at has a place");
+        place.offset += stride(peeked.frame.payload_len.into());
+        place.link = Some(peeked.link);
+        place
+    }
+
+    /// Opens the segment that has the next frame and finds it there.
+    fn enter(&self, link: Option<u32>) -> Result<Place, ReadError> {
+        let (segment, mut scanner) = self.open_segment(self.next)?;
+        if self.next == segment.base {
+            return Ok(Place { segment, scanner, offset: FRAMES_AT, link });
+        }
+        let start = segment.marks.lock().before_index(&segment, &mut scanner, self.next)?;
+        let mut place = Place { segment, scanner, offset: start.offset, link: None };
+        for index in start.index..self.next {
+            let (frame, link) = place.frame(index)?;
+            place.offset += stride(frame.payload_len.into());
+            place.link = Some(link);
+        }
+        Ok(place)
+    }
+
+    fn open_segment(&self, index: u64) -> Result<(Arc<Segment>, Scanner), ReadError> {
+        let gone = || ReadError::BeforeStart { index, first: self.source.first_index() };
+        let segment = self.source.segment_with(index).ok_or_else(gone)?;
+        match self.source.scanner(&segment) {
+            Ok(scanner) => return Ok((segment, scanner)),
+            // Removed, or renamed when its first frame came.
+            Err(error) if error.is_not_found() => self.source.relist()?,
+            Err(error) => return Err(error.into()),
+        }
+        let segment = self.source.segment_with(index).ok_or_else(gone)?;
+        let scanner = match self.source.scanner(&segment) {
+            Err(error) if error.is_not_found() && self.source.first_index() > index => return Err(gone()),
+            scanner => scanner?,
+        };
+        Ok((segment, scanner))
+    }
+}
+
+fn deadline_after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    // A time that no clock reaches is a year here.
+    now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 86_400))
+}
+
+impl Place {
+    fn peek(&mut self, index: u64) -> Result<Peeked, ReadError> {
+        let (frame, link) = self.frame(index)?;
+        peek_body(&mut self.scanner, self.offset, frame, link, self.segment.end())
+    }
+
+    /// The frame at the place, which must be the one with this index.
+    fn frame(&mut self, index: u64) -> Result<(Frame, u32), ReadError> {
+        frame_at(&mut self.scanner, self.offset, index, self.link, self.segment.end())
+    }
+}
+
+impl Block {
+    fn holds(&self, index: u64) -> bool {
+        index >= self.first && index - self.first < self.offsets.len() as u64
+    }
+
+    fn peek(&mut self, index: u64) -> Result<Peeked, ReadError> {
+        let offset = self.offsets[(index - self.first) as usize];
+        let end = self.segment.end();
+        let (frame, link) = frame_at(&mut self.scanner, offset, index, None, end)?;
+        peek_body(&mut self.scanner, offset, frame, link, end)
+    }
+}
+
+fn frame_at(
+    scanner: &mut Scanner,
+    offset: u64,
+    index: u64,
+    link: Option<u32>,
+    end: u64,
+) -> Result<(Frame, u32), ReadError> {
+    let what = match scanner.slot(offset, end)? {
+        Slot::Frame(frame, own_link) => match check_next(&frame, index, link) {
+            None => return Ok((frame, own_link)),
+            Some(what) => what,
+        },
+        Slot::Empty => "there are zeros where a frame was",
+        Slot::Fault(fault) => fault.what(),
+    };
+    Err(Damage { file: scanner.file().path(), offset, index, what }.into())
+}
+
+fn peek_body(
+    scanner: &mut Scanner,
+    offset: u64,
+    frame: Frame,
+    link: u32,
+    end: u64,
+) -> Result<Peeked, ReadError> {
+    match scanner.body(offset, &frame, end)? {
+        Some(body) => Ok(Peeked { frame, link, body }),
+        None => {
+            let what = "the payload's checksum does not match";
+            Err(Damage { file: scanner.file().path(), offset, index: frame.index, what }.into())
+        }
+    }
+}
+
+/// Why a frame is not the one that belongs after `link`, if it is not.
+pub(crate) fn check_next(frame: &Frame, index: u64, link: Option<u32>) -> Option<&'static str> {
+    if frame.index != index {
+        return Some("the frame has another index than the one that follows");
+    }
+    if link.is_some_and(|link| link != frame.prev_link) {
+        return Some("the frame does not continue the chain");
+    }
+    None
+}
+
+/// A tailer whose position is kept in the log's folder under a name. There is one of a name at a time, over all
+/// processes.
+///
+/// Delivery is at least once: after a crash it goes on from the last committed position, so what was read but not
+/// committed is read again.
+pub struct NamedTailer {
+    tailer: Tailer,
+    cursor: Cursor,
+}
+
+impl NamedTailer {
+    pub(crate) fn open(
+        mut tailer: Tailer,
+        folder: Folder,
+        log_id: [u8; 16],
+        name: &str,
+    ) -> Result<NamedTailer, CursorError> {
+        let cursor = Cursor::open(folder, log_id, name)?;
+        // After a power loss the log may end before the position: those entries will be others.
+        let next = cursor.next().unwrap_or_else(|| tailer.source.first_index());
+        tailer.jump(next.min(tailer.source.watermarks().written + 1));
+        Ok(NamedTailer { tailer, cursor })
+    }
+
+    /// Keeps the present position: everything before it is done. Survives the end of the process.
+    pub fn commit(&mut self) -> Result<(), CursorError> {
+        let synced = self.tailer.source.watermarks().synced;
+        self.cursor.store(self.tailer.next, synced)
+    }
+
+    /// As [`NamedTailer::commit`]; when it returns the position also survives a power loss, as far as what was read
+    /// does.
+    pub fn commit_synced(&mut self) -> Result<(), CursorError> {
+        self.commit()?;
+        self.cursor.sync()
+    }
+
+    /// The committed position, if there is one: the first index that was not done.
+    pub fn committed(&self) -> Option<u64> {
+        self.cursor.next()
+    }
+}
+
+impl std::ops::Deref for NamedTailer {
+    type Target = Tailer;
+
+    fn deref(&self) -> &Tailer {
+        &self.tailer
+    }
+}
+
+impl std::ops::DerefMut for NamedTailer {
+    fn deref_mut(&mut self) -> &mut Tailer {
+        &mut self.tailer
+    }
+}
