@@ -195,7 +195,8 @@ impl Ledger {
             }
             for node in (0..nodes).filter(|node| sent.is_for(*node)) {
                 let runs: Vec<_> = sent.runs.iter().filter(|run| run.node == node).collect();
-                if !runs.iter().any(|run| had(&run)) && !(sent.excused && sent.kind == Kind::Exclusive) {
+                let excused = sent.excused && sent.kind == Kind::Exclusive;
+                if !excused && !runs.iter().any(had) {
                     say(format!("did not reach node {node}"));
                 }
                 if sent.calm && runs.len() > 1 {

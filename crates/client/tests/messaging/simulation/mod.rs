@@ -120,11 +120,7 @@ async fn storm(world: &Arc<World>, nodes: &mut [Node]) -> Result<(), String> {
         match what {
             0..20 => node.kill(),
             20..30 => node.stop().await,
-            30..130 => {
-                if !node.is_up() {
-                    node.start().await;
-                }
-            }
+            30..130 if !node.is_up() => drop(node.start().await),
             130..140 => node.set_clock(),
             140..150 => node.pause(),
             150..180 => node.resume(),

@@ -231,7 +231,9 @@ impl App {
         }
         call.end(end);
         match end {
-            End::Failed if number % 2 == 0 => std::panic::resume_unwind(Box::new("a listener panics")),
+            End::Failed if number.is_multiple_of(2) => {
+                std::panic::resume_unwind(Box::new("a listener panics"))
+            }
             End::Failed => Err(HandlerError::failed("a listener fails")),
             End::Rejected => Err(Reject::new("busy").into()),
             End::Declined => Err(Reject::new("not mine").continue_processing().into()),
@@ -329,7 +331,7 @@ impl App {
                 if !right || (calm && from.len() < answers.len()) {
                     ledger.violation(format!("{number} has wrong answers: {answers:?}"));
                 }
-                let missing = if choice % 2 == 0 { 1 } else { wanted };
+                let missing = if choice.is_multiple_of(2) { 1 } else { wanted };
                 if calm && answers.len() < missing {
                     ledger.violation(format!("{number} has {} answers of {missing}", answers.len()));
                 }
