@@ -1,11 +1,19 @@
 //! The options that say where a messaging command connects, and how it sends.
 
+use crate::exit::Late;
 use clap::Args;
-use rockdove::{Bus, BusBuilder, DriverBackend, Layout, Message};
+use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Message};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// The address used when none is given: the local server, whatever its replica set calls itself.
 const DEFAULT_URI: &str = "mongodb://127.0.0.1:27017/?directConnection=true";
+
+/// How long a server may take to answer the first time, unless the command has a time limit.
+const REACH_LIMIT: Duration = Duration::from_secs(30);
+
+/// How much longer than its time limit opening a bus may take.
+const LATE_GRACE: Duration = Duration::from_millis(200);
 
 /// Which queue, and where it is.
 #[derive(Args, Clone, Debug)]
@@ -21,10 +29,15 @@ pub struct Queue {
     pub name: String,
 }
 
+/// What to do when no server answers.
+const HINT: &str = "; start one with `rockdove serve`, or name another with --uri";
+
 impl Queue {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
-        Ok(DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?)
+        let backend = DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?;
+        backend.reach(REACH_LIMIT).await.map_err(|error| anyhow::anyhow!("{error}{HINT}"))?;
+        Ok(backend)
     }
 }
 
@@ -45,8 +58,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A bus for these options.
-    pub fn bus(&self) -> BusBuilder {
+    fn bus(&self) -> BusBuilder {
         let mut bus = Bus::builder(self.queue.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
         if let Some(database) = &self.queue.db {
             bus = bus.database(database.clone());
@@ -55,6 +67,30 @@ impl Connection {
             bus = bus.sender_id(id.clone());
         }
         if self.polling { bus.polling() } else { bus }
+    }
+
+    /// Opens the bus, as `with` completes it; the error is [`Late`] when `limit` was too short for that.
+    pub async fn connect(
+        &self,
+        limit: Option<Duration>,
+        with: impl FnOnce(BusBuilder) -> BusBuilder,
+    ) -> anyhow::Result<Bus> {
+        let end = limit.map(|limit| Instant::now() + limit);
+        let bus = with(self.bus()).reach_within(limit.unwrap_or(REACH_LIMIT)).connect();
+        let opened = match limit {
+            // A little more, so that who does not answer is said with why.
+            Some(limit) => tokio::time::timeout(limit + LATE_GRACE, bus)
+                .await
+                .map_err(|_| Late("the server did not answer within --timeout".to_owned()))?,
+            None => bus.await,
+        };
+        opened.map_err(|error| match error {
+            ConnectError::Unreachable(error) if end.is_some_and(|end| Instant::now() >= end) => {
+                Late(error.to_string()).into()
+            }
+            ConnectError::Unreachable(error) => anyhow::anyhow!("{error}{HINT}"),
+            error => error.into(),
+        })
     }
 }
 
@@ -67,9 +103,9 @@ pub struct Sending {
     /// Send to this node only; repeat for several
     #[arg(long, value_name = "ID")]
     to: Vec<String>,
-    /// Lifetime of the message, such as 500ms, 30s, 5m [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    ttl: Option<Duration>,
+    /// Lifetime of the message, such as 500ms, 30s, 5m, or never
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lifetime)]
+    ttl: Lifetime,
     /// Priority; smaller is earlier
     #[arg(long, default_value_t = 1000, value_name = "NUMBER", allow_negative_numbers = true)]
     priority: i32,
@@ -85,9 +121,29 @@ impl Sending {
         message.recipients.clone_from(&self.to);
         message.msg.clone_from(&self.msg);
         match self.ttl {
-            Some(ttl) => message.ttl(ttl),
-            None => message,
+            Lifetime::Of(ttl) => message.ttl(ttl),
+            Lifetime::Never => message.never_expires(),
         }
+    }
+}
+
+/// How long a message lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lifetime {
+    /// This long.
+    Of(Duration),
+    /// Until it is processed and removed.
+    Never,
+}
+
+/// Parses a lifetime: a time that is not zero, or `never`.
+fn lifetime(text: &str) -> Result<Lifetime, String> {
+    match text {
+        "never" => Ok(Lifetime::Never),
+        _ if duration(text)?.is_zero() => {
+            Err("a message lives for some time; write 30s, or never".to_owned())
+        }
+        _ => duration(text).map(Lifetime::Of),
     }
 }
 
@@ -110,6 +166,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lifetime_is_never_nothing() {
+        assert_eq!(lifetime("5m"), Ok(Lifetime::Of(Duration::from_secs(300))));
+        assert_eq!(lifetime("never"), Ok(Lifetime::Never));
+        assert!(lifetime("0s").is_err() && lifetime("0").is_err() && lifetime("").is_err());
+    }
 
     #[test]
     fn times_are_a_number_and_a_unit() {

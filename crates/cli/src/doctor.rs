@@ -14,8 +14,8 @@ Examples:
   rockdove doctor --uri mongodb://db1/shop
   rockdove doctor --queue orders --patience 5m --json
 
-It reads only, and works on any MongoDB-compatible server. It looks for topics whose messages pile up, recipients that
-are not there, answers nobody took, locks held in vain, missing indexes, expired documents that stay, nodes of
+It reads only, and works on any MongoDB-compatible server. It looks for topics whose messages pile up, recipients that \
+are not there, answers nobody took, locks held in vain, missing indexes, expired documents that stay, nodes of \
 different layouts, and change streams that cannot be opened. Without --layout it finds out which one is in use.";
 
 /// Examine a queue, and say what is wrong with it
@@ -72,7 +72,10 @@ fn print(found: &Examination, args: &Args) -> io::Result<()> {
         let layouts: Vec<_> = found.layouts.iter().map(|layout| layout.name()).collect();
         let layouts = if layouts.is_empty() { "none".to_owned() } else { layouts.join(", ") };
         let (findings, collections) = (found.findings.len(), found.collections.len());
-        writeln!(out, "{findings} findings; layout {layouts}; {collections} collections looked at")?;
+        let plural =
+            |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (findings, collections) = (plural(findings, "finding"), plural(collections, "collection"));
+        writeln!(out, "{findings}; layout {layouts}; {collections} looked at")?;
     }
     out.flush()
 }

@@ -1,5 +1,7 @@
 //! Exit codes of all commands, documented in their help.
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
@@ -9,9 +11,24 @@ Exit codes:
   0    done
   1    error
   2    wrong usage
-  3    no answer, or no message, within --timeout
-  4    doctor: something is not as it should be; migrate: something was left where it is; bench: a target was missed
+  3    no server, no answer or no message within --timeout
+  4    doctor: something is not as it should be
+       migrate: something was left where it is
+       bench: a target was missed
+  6    request: it was rejected
   130  interrupted (Ctrl-C); 143 terminated";
+
+/// A time limit of the user's was over; says what did not come.
+#[derive(Debug)]
+pub struct Late(pub String);
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Late {}
 
 /// How a command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +41,8 @@ pub enum Exit {
     Findings,
     /// `log verify`: what was on disk is damaged.
     Damaged,
+    /// `request`: who was asked rejected it.
+    Rejected,
     /// A signal ended it; its number.
     Signal(u8),
 }
@@ -35,14 +54,47 @@ impl From<Exit> for ExitCode {
             Exit::TimedOut => Self::from(3),
             Exit::Findings => Self::from(4),
             Exit::Damaged => Self::from(5),
+            Exit::Rejected => Self::from(6),
             Exit::Signal(number) => Self::from(128 + number),
         }
     }
 }
 
-/// The code for an error: 0 when the reader of our output went away (`rockdove sub … | head`), else 1.
+/// The code for an error: 0 when the reader of our output went away (`rockdove sub … | head`), 3 when a time limit was
+/// over, else 1.
 pub fn code_of(error: &anyhow::Error) -> ExitCode {
     let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     let pipe = error.downcast_ref::<io::Error>().is_some_and(closed);
-    if pipe { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if pipe {
+        ExitCode::SUCCESS
+    } else if error.is::<Late>() {
+        Exit::TimedOut.into()
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// An error and its causes in one line. Many errors have their cause's text in their own: it is not said twice.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for text in error.chain().map(ToString::to_string).filter(|text| !text.is_empty()) {
+        if line.is_empty() {
+            line = text;
+        } else if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn nothing_is_said_twice() {
+        let error = anyhow!("disk full").context("cannot write: disk full").context("stopped");
+        assert_eq!(one_line(&error), "stopped: cannot write: disk full");
+    }
 }

@@ -17,7 +17,7 @@ pub struct Limits {
     count: Option<u64>,
     /// End when this time is over; with --count that is a failure
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
 }
 
 /// Gives what `next` yields to `each`, until the limits are reached, there is nothing more, or a signal comes. The

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, anyhow};
 use std::env::{self, VarError};
-use std::io;
+use std::io::{self, IsTerminal};
 use tracing_subscriber::EnvFilter;
 
 /// The variable that holds the filter.
@@ -14,7 +14,12 @@ pub fn init(filter: &str) -> anyhow::Result<()> {
     let parsed = EnvFilter::builder().parse(filter);
     let filter =
         parsed.map_err(|error| anyhow!("the log filter {filter:?} of --log or {VARIABLE}: {error}"))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none())
+        .with_target(false)
+        .init();
     Ok(())
 }
 

@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let code = exit::code_of(&error);
             if code != ExitCode::SUCCESS {
-                eprintln!("rockdove: {error:#}");
+                eprintln!("rockdove: {}", exit::one_line(&error));
             }
             code
         }

@@ -18,14 +18,14 @@ Examples:
   rockdove migrate --to multi-collection --queue orders --drain    # all at once, with no node running
   rockdove migrate --to dual-channel                               # bridge for answers
 
-The bridge runs until no node of the old layout is left and nothing waits; change the nodes over meanwhile, consumers
-first, each under its old sender id. Broadcasts reach both sides. An exclusive message follows once a node of the new
-layout listens to its topic; a directed one follows its recipient. Nodes that do not announce themselves (before
+The bridge runs until no node of the old layout is left and nothing waits; change the nodes over meanwhile, consumers \
+first, each under its old sender id. Broadcasts reach both sides. An exclusive message follows once a node of the new \
+layout listens to its topic; a directed one follows its recipient. Nodes that do not announce themselves (before \
 Morphium 6.3.1, or with the implementation check off) are not seen: keep the bridge running until they are changed.
 
-The drain refuses to run while nodes of the old layout do. Ctrl-C stops either; the same command goes on with it, also
-after a crash. What is not safe to move stays and is counted: documents that are no messages, exclusive messages for
-several recipients, and recipients whose id has no collection.";
+The drain is for multi-collection, and refuses to run while nodes of the old layout do. Ctrl-C stops either; the same \
+command goes on with it, also after a crash. What is not safe to move stays and is counted: documents that are no \
+messages, exclusive messages for several recipients, and recipients whose id has no collection.";
 
 /// Take a queue to another layout
 #[derive(Parser, Debug)]

@@ -28,7 +28,7 @@ pub fn message(topic: &str, payload: Option<&str>) -> anyhow::Result<Message> {
 }
 
 /// Puts a payload into a message. What begins like JSON must be JSON: a typing error is not sent as text.
-fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
+pub fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
     if !text.trim_start().starts_with(['{', '[', '"']) {
         return Ok(message.value(text));
     }

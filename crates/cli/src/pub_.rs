@@ -4,13 +4,14 @@ use crate::connection::{Connection, Sending};
 use crate::exit::{self, Exit};
 use crate::payload;
 use clap::Parser;
-use rockdove::{Bus, Message};
+use rockdove::{Bus, BusBuilder, Message};
 use std::io::{self, Write};
 
 const EXAMPLES: &str = "\
 Examples:
-  rockdove pub orders.created '{\"order\": 4711, \"total\": 12.5}'
+  rockdove pub orders.created '{\"total\": 12.5}'
   rockdove pub invoice.wanted 4711 --exclusive --ttl 5m
+  rockdove pub price.list '[1, 2]' --ttl never
   rockdove pub cache.clear --to node-7
   date | rockdove pub clock -";
 
@@ -25,7 +26,7 @@ pub struct Args {
     #[command(flatten)]
     sending: Sending,
     /// Send this many messages
-    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Print the id as JSON
     #[arg(long)]
@@ -37,7 +38,7 @@ pub struct Args {
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
     let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?);
-    let bus = args.connection.bus().send_only().connect().await?;
+    let bus = args.connection.connect(None, BusBuilder::send_only).await?;
     let sent = tokio::select! {
         sent = send(&bus, &message, &args) => sent.map(|()| Exit::Done),
         ended = crate::signals::ended() => Ok(ended?),

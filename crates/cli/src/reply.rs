@@ -3,11 +3,11 @@
 use crate::connection::Connection;
 use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
-use crate::output;
+use crate::{output, payload};
 use anyhow::Context;
 use bson::Bson;
 use clap::Parser;
-use rockdove::{Bus, Incomer, Message, Reject};
+use rockdove::{Bus, BusBuilder, Incomer, Message, Reject};
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -15,13 +15,16 @@ use tokio::process::Command;
 const EXAMPLES: &str = "\
 Examples:
   rockdove reply ping --text pong
+  rockdove reply stock.wanted --payload '{\"left\": 7}'
   rockdove reply stock.wanted --exec ./stock.sh
   rockdove reply echo --exec cat
   rockdove reply invoice.wanted --text ok --count 1 --timeout 1m
 
-The command gets the payload on standard input (JSON for key-value and list payloads) and the request's topic,
-sender and id in ROCKDOVE_TOPIC, ROCKDOVE_SENDER and ROCKDOVE_ID. What it prints is the answer's `value`. If it
-fails, the request is rejected and its sender told so. Requests are answered one after the other and printed.";
+--text answers with that text as it is, --payload with key-values, a list or a text, as `pub` sends them.
+
+The command of --exec gets the payload on standard input (JSON for key-value and list payloads) and the request's \
+topic, sender and id in ROCKDOVE_TOPIC, ROCKDOVE_SENDER and ROCKDOVE_ID. What it prints is the answer's text. \
+If it fails, the request is rejected and its sender told so. Requests are answered one after the other and printed.";
 
 /// Answer requests
 #[derive(Parser, Debug)]
@@ -29,9 +32,12 @@ fails, the request is rejected and its sender told so. Requests are answered one
 pub struct Args {
     /// Topic of the requests
     topic: String,
-    /// The answer's `value`
-    #[arg(long, value_name = "TEXT", required_unless_present = "exec", conflicts_with = "exec")]
+    /// Answer with this text
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["exec", "payload"], conflicts_with_all = ["exec", "payload"])]
     text: Option<String>,
+    /// Answer with this payload: JSON or text
+    #[arg(long, conflicts_with = "exec")]
+    payload: Option<String>,
     /// The command that prints the answer, and its arguments; takes the rest of the line
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
     exec: Vec<String>,
@@ -46,7 +52,10 @@ pub struct Args {
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
-    let bus = args.connection.bus().sequential().connect().await?;
+    if let Some(payload) = &args.payload {
+        payload::apply(Message::new(""), payload)?; // a mistake is told before anything is answered
+    }
+    let bus = args.connection.connect(args.limits.timeout, BusBuilder::sequential).await?;
     let result = serve(&bus, &args).await;
     bus.shutdown().await;
     result
@@ -59,17 +68,18 @@ async fn serve(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
 
 async fn answer(request: Incomer, args: &Args) -> anyhow::Result<()> {
     output::print(&request, args.json)?;
-    let text = match &args.text {
-        Some(text) => Ok(text.clone()),
-        None => execute(&args.exec, &request).await,
+    let answer = request.derive_answer();
+    let answer = match (&args.text, &args.payload) {
+        (Some(text), _) => Ok(answer.value(text.clone())),
+        (None, Some(payload)) => payload::apply(Message { value: None, ..answer }, payload),
+        (None, None) => execute(&args.exec, &request).await.map(|text| answer.value(text)),
     };
-    match text {
-        Ok(text) => {
-            let answer = request.derive_answer().value(text);
+    match answer {
+        Ok(answer) => {
             request.answer(answer);
         }
         Err(error) => {
-            eprintln!("rockdove: {error:#}");
+            eprintln!("rockdove: {}", exit::one_line(&error));
             request.reject(Reject::new(error.to_string()).continue_processing().send_answer());
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
-  rockdove request stock.wanted '{\"article\": 12}'
+  rockdove request stock.wanted '{\"item\": \"bolt\"}'
   rockdove request morphium.status_info --count 0 --timeout 2s --json
   rockdove request invoice.wanted 4711 --exclusive --timeout 1m";
 
@@ -39,7 +39,7 @@ pub struct Args {
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
     let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?);
-    let bus = args.connection.bus().connect().await?;
+    let bus = args.connection.connect(Some(args.timeout), |bus| bus).await?;
     let result = tokio::select! {
         result = ask(&bus, message, &args) => result,
         exit = signals::ended() => exit.map_err(Into::into),
@@ -52,11 +52,20 @@ async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Resu
     // With standing streams the answer is heard at once rather than polled.
     bus.ready().await;
     let mut answers = bus.request_stream(message, args.timeout).await?;
-    let mut count = 0;
+    let (mut count, mut rejected) = (0, false);
     while args.count == 0 || count < args.count {
         let Some(answer) = answers.next().await else { break };
-        output::print(&answer?, args.json)?;
+        let answer = answer?;
+        output::print(&answer, args.json)?;
+        if answer.is_rejection() {
+            eprintln!("rockdove: {} rejected the request", answer.sender);
+            rejected = true;
+        }
         count += 1;
     }
-    Ok(if count < args.count.max(1) { Exit::TimedOut } else { Exit::Done })
+    Ok(match () {
+        () if rejected => Exit::Rejected,
+        () if count < args.count.max(1) => Exit::TimedOut,
+        () => Exit::Done,
+    })
 }

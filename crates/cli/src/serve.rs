@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use rockdove_server::SyncPolicy;
 use rockdove_server::{Config, Personality, Server, Storage};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,14 +17,31 @@ Examples:
   rockdove serve --listen 0.0.0.0:27017 --advertise bus1.example.com:27017
   rockdove serve --data-dir /var/lib/rockdove --sync always
 
-Exit codes: 0 stopped cleanly, 1 could not start or did not stop cleanly, 2 wrong arguments.";
+Exit codes:
+  0    stopped cleanly
+  1    could not start, or did not stop cleanly
+  2    wrong arguments";
+
+/// Largest number of MiB whose bytes can be counted.
+const MIB_MAX: u64 = u64::MAX >> 20;
+/// Largest history, in MiB: a tebibyte.
+const HISTORY_MIB_MAX: u32 = 1 << 20;
+
+/// Parses an address to listen on: `ADDR:PORT`, `localhost:PORT`, or a port on 127.0.0.1.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let host_and_port = text.replacen("localhost:", "127.0.0.1:", 1);
+    let port = || text.parse().ok().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    host_and_port.parse().ok().or_else(port).ok_or_else(|| {
+        "an address and a port are needed: 127.0.0.1:27017, 0.0.0.0:27017, [::]:27017, localhost:27017 or 27017".to_owned()
+    })
+}
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Serve {
     /// Address and port to listen on
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:27017", env = "ROCKDOVE_LISTEN")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:27017", env = "ROCKDOVE_LISTEN", value_parser = address)]
     listen: SocketAddr,
     /// Name and port that clients use to reach this server, if not the address it listens on
     #[arg(long, value_name = "HOST:PORT")]
@@ -32,14 +49,14 @@ pub struct Serve {
     /// Folder to store in
     #[arg(long, value_name = "DIR", default_value = "rockdove-data", env = "ROCKDOVE_DATA_DIR")]
     data_dir: PathBuf,
-    /// Keep everything in memory: no disk, nothing left after the stop
-    #[arg(long, conflicts_with = "data_dir")]
+    /// Keep everything in memory: no disk, nothing left after the stop; --data-dir does not count then
+    #[arg(long)]
     memory: bool,
     /// When writes go to disk without being asked (a client that asks with j:true always waits for the disk)
     #[arg(long, value_enum, default_value_t = Sync::Interval)]
     sync: Sync,
     /// With --sync interval: how long a write may wait for the disk, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 20)]
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     sync_interval: u64,
     /// Name of the replica set that it presents itself as
     #[arg(long, value_name = "NAME", default_value = "rs0")]
@@ -48,17 +65,17 @@ pub struct Serve {
     #[arg(long, value_enum, default_value_t = As::Mongodb)]
     personality: As,
     /// Stored bytes that count as full, in MiB (default: half of the machine's memory)
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=MIB_MAX))]
     memory_limit: Option<u64>,
     /// Warn from this percentage of the memory limit on
-    #[arg(long, value_name = "PERCENT", default_value_t = 75)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..=100))]
     memory_warn: u64,
     /// Refuse new documents from this percentage of the memory limit on
-    #[arg(long, value_name = "PERCENT", default_value_t = 90)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=100))]
     memory_refuse: u64,
     /// Change history that streams can resume from, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 64)]
-    history: usize,
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(HISTORY_MIB_MAX)))]
+    history: u32,
     /// Let clients set fail points (for driver tests only: any client can then break the service)
     #[arg(long)]
     test_commands: bool,
@@ -95,6 +112,13 @@ impl Serve {
 
     /// Runs the server until it is interrupted, terminated, or a client sends `shutdown`.
     pub async fn run(self) -> anyhow::Result<Exit> {
+        if self.memory_warn > self.memory_refuse {
+            let (warn, refuse) = (self.memory_warn, self.memory_refuse);
+            let text = format!(
+                "--memory-warn {warn} is above --memory-refuse {refuse}: the warning would come too late\n"
+            );
+            clap::Error::raw(clap::error::ErrorKind::ValueValidation, text).exit();
+        }
         let config = self.config();
         let storage = config.storage.clone();
         // The error's text has its causes in it.
@@ -126,7 +150,7 @@ impl Serve {
             memory_limit_bytes: self.memory_limit.map(|mib| mib << 20),
             memory_warn_percent: self.memory_warn,
             memory_refuse_percent: self.memory_refuse,
-            history_bytes: self.history << 20,
+            history_bytes: (self.history as usize) << 20,
             arguments: std::env::args().collect(),
             ..Config::default()
         }
@@ -174,5 +198,22 @@ async fn wait(server: &Server) -> &'static str {
             Err(_) => "signals cannot be received",
         },
         () = server.shutdown_asked() => "a client sent shutdown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_to_listen_on() {
+        let check = |text, expected: &str| assert_eq!(address(text), Ok(expected.parse().unwrap()), "{text}");
+        check("0.0.0.0:1", "0.0.0.0:1");
+        check("[::1]:27017", "[::1]:27017");
+        check("localhost:2", "127.0.0.1:2");
+        check("27018", "127.0.0.1:27018");
+        for wrong in ["", "localhost", "127.0.0.1", "db1:27017", "70000"] {
+            assert!(address(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
 use crate::output;
 use clap::Parser;
-use rockdove::{Bus, Incomer, Incoming};
+use rockdove::{Bus, BusBuilder, Incomer, Incoming};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,8 +13,11 @@ Examples:
   rockdove sub orders.created --json | jq .map_value
   rockdove sub invoice.done --count 1 --timeout 30s
 
-An exclusive message goes to one node: subscribing takes it away from others. A message counts as processed
-when its line is written.";
+Output: topic TAB sender TAB payload, a line for each message; with --json the whole message. \
+What a terminal would act on is escaped.
+
+An exclusive message goes to one node: subscribing takes it away from others. \
+A message counts as processed when its line is written.";
 
 /// Print messages as they come, earlier ones first
 #[derive(Parser, Debug)]
@@ -34,7 +37,7 @@ pub struct Args {
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
-    let bus = args.connection.bus().sequential().connect().await?;
+    let bus = args.connection.connect(args.limits.timeout, BusBuilder::sequential).await?;
     let result = print(&bus, &args).await;
     bus.shutdown().await;
     result

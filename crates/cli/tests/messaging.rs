@@ -248,7 +248,7 @@ fn the_doctor_says_what_is_wrong() {
     let server = Server::start();
     let empty = server.run(&["doctor"]);
     assert_eq!(empty.status.code(), Some(4), "no node is there");
-    assert!(text(&empty).contains("the queue has no collections"), "{}", text(&empty));
+    assert!(text(&empty).contains("there is no queue \"msg\""), "{}", text(&empty));
     for layout in Layout::ALL {
         let mode = ["--layout", layout.name(), "--queue", &format!("q-{}", layout.name())];
         let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "n1"], &mode[..]].concat());
@@ -269,6 +269,8 @@ fn a_queue_changes_its_layout() {
     let new = ["--layout", "multi-collection"];
     let sent = server.run(&["pub", "t", "waits", "--exclusive", "--count", "20", "--ttl", "5m"]);
     let drained = server.run(&["migrate", "--to", "multi-collection", "--drain"]);
+    let healthy = server.run(&["doctor"]);
+    assert_eq!(healthy.status.code(), Some(0), "nothing is missing after a migration: {}", text(&healthy));
     assert_eq!((drained.status.code(), text(&drained).starts_with("20 moved")), (Some(0), true));
     let heard =
         server.run(&[&["sub", "t", "--count", "20", "--timeout", "30s", "--json"], &new[..]].concat());
@@ -305,6 +307,105 @@ fn silence_and_mistakes_have_their_codes() {
     assert_eq!(server.run(&["pub", "t", "{broken"]).status.code(), Some(1));
     assert_eq!(server.run(&["pub"]).status.code(), Some(2));
     assert_eq!(server.run(&["reply", "t"]).status.code(), Some(2));
+    for wrong in [["--ttl", "0s"], ["--count", "0"]] {
+        assert_eq!(server.run(&[&["pub", "t"], &wrong[..]].concat()).status.code(), Some(2), "{wrong:?}");
+    }
+    assert_eq!(server.run(&["migrate", "--to", "dual-channel", "--drain"]).status.code(), Some(1));
+}
+
+#[test]
+fn senseless_settings_are_refused() {
+    for wrong in [
+        &["--memory-limit", "0"][..],
+        &["--memory-warn", "95"],
+        &["--memory-refuse", "101"],
+        &["--history", "0"],
+        &["--sync-interval", "0"],
+        &["--listen", "somewhere"],
+    ] {
+        let child =
+            rockdove().arg("serve").arg("--memory").args(wrong).stderr(Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {output:?}");
+    }
+}
+
+#[test]
+fn a_server_in_memory_makes_no_folder_and_room_for_its_connections() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("data");
+    // A small soft limit, as many systems have one.
+    let serve =
+        format!("ulimit -Sn 64; exec {} serve --memory --listen 127.0.0.1:0", env!("CARGO_BIN_EXE_rockdove"));
+    let mut server = Process(
+        Command::new("sh")
+            .args(["-c", &serve])
+            .env("ROCKDOVE_DATA_DIR", &folder)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let greeting: Vec<_> = lines.take(2).collect();
+    assert!(greeting[1].contains("memory only") && !folder.exists(), "{greeting:?}");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.0.id())).unwrap();
+    let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    assert_ne!(soft.split_whitespace().next(), Some("64"), "{soft}");
+}
+
+#[test]
+fn a_rejected_request_is_no_answer() {
+    let server = Server::start();
+    let (_replier, _) = server.start_lines(&["reply", "t", "--exec", "false"]);
+    let rejected = server.run(&["request", "t", "1", "--timeout", "30s"]);
+    assert_eq!(rejected.status.code(), Some(6), "{rejected:?}");
+    assert!(String::from_utf8_lossy(&rejected.stderr).contains("rejected the request"), "{rejected:?}");
+}
+
+#[test]
+fn answers_can_be_key_values() {
+    let server = Server::start();
+    let (_replier, _) = server.start_lines(&["reply", "t", "--payload", "{\"left\": 7}"]);
+    let answer = server.run(&["request", "t", "1", "--timeout", "30s", "--json"]);
+    let answer: serde_json::Value = serde_json::from_str(&text(&answer)).unwrap();
+    assert_eq!(answer["map_value"]["left"], 7);
+    assert_eq!(server.run(&["reply", "t", "--payload", "{broken"]).status.code(), Some(1));
+}
+
+#[test]
+fn messages_that_never_expire() {
+    let server = Server::start();
+    server.run(&["pub", "t", "x", "--ttl", "never"]);
+    let heard = server.run(&["sub", "t", "--count", "1", "--timeout", "30s", "--json"]);
+    let heard: serde_json::Value = serde_json::from_str(&text(&heard)).unwrap();
+    assert!(heard["timing_out"] == false && heard["delete_at"].is_null(), "{heard}");
+}
+
+#[test]
+fn no_server_is_one_line_and_soon() {
+    let server = Server {
+        process: Process(rockdove().arg("--version").stdout(Stdio::null()).spawn().unwrap()),
+        port: 0,
+        storage: Vec::new(),
+        // Nobody listens there.
+        uri: {
+            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+            format!("mongodb://127.0.0.1:{port}/?directConnection=true")
+        },
+    };
+    for args in
+        [&["pub", "t"][..], &["sub", "t"], &["request", "t"], &["reply", "t", "--text", "x"], &["doctor"]]
+    {
+        let output = server.run(args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{args:?}: {said}");
+        assert!(said.contains("no server answers at 127.0.0.1:"), "{said}");
+        assert!(said.contains("(connection refused); start one with `rockdove serve`"), "{said}");
+    }
+    let late = server.run(&["sub", "t", "--timeout", "300ms"]);
+    let said = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert_eq!((late.status.code(), said.lines().count()), (Some(3), 1), "{said}");
 }
 
 in_every_layout! {

@@ -312,12 +312,20 @@ pub struct BusBuilder {
     database: Option<String>,
     settings: Settings,
     send_only: bool,
+    reach: Option<Duration>,
     rejection: Option<Box<RejectionHandler>>,
 }
 
 impl BusBuilder {
     fn new(target: Target) -> Self {
-        Self { target, database: None, settings: Settings::default(), send_only: false, rejection: None }
+        Self {
+            target,
+            database: None,
+            settings: Settings::default(),
+            send_only: false,
+            reach: None,
+            rejection: None,
+        }
     }
 
     /// The queue; the default is `msg`.
@@ -369,6 +377,13 @@ impl BusBuilder {
         self
     }
 
+    /// Connecting fails when no server has answered within `limit`, and after two seconds if all refuse: for programs
+    /// that somebody waits for. It concerns addresses, not back ends of the application's choice.
+    pub fn reach_within(mut self, limit: Duration) -> Self {
+        self.reach = Some(limit);
+        self
+    }
+
     /// Decides about every message a listener of this bus rejects, in place of the default: no answer is sent, and
     /// the flags of the [`Reject`] count only if the handler heeds them. Should it panic, the message is given back.
     pub fn on_rejection<H, F>(mut self, handler: H) -> Self
@@ -391,7 +406,11 @@ impl BusBuilder {
             Target::Backend(backend) => backend,
             Target::Uri(uri) => {
                 let backend = DriverBackend::connect(&uri, self.database.as_deref(), APP_NAME).await;
-                Arc::new(backend.map_err(ConnectError::Address)?)
+                let backend = backend.map_err(ConnectError::Address)?;
+                if let Some(limit) = self.reach {
+                    backend.reach(limit).await.map_err(ConnectError::Unreachable)?;
+                }
+                Arc::new(backend)
             }
         };
         let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;

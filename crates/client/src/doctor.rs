@@ -137,6 +137,7 @@ pub async fn examine(
     for layout in &layouts {
         doctor.layout(&Names::new(*layout, queue)?).await?;
     }
+    doctor.nobody(&names);
     doctor.found.layouts = layouts;
     doctor.found.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(doctor.found)
@@ -176,16 +177,6 @@ impl Doctor<'_> {
             let advice = "they do not hear each other; run one layout on all nodes of the queue";
             self.find(Severity::Problem, Check::Participants, text, advice);
         }
-        if fresh.is_empty() {
-            let advice = "start the nodes; nodes older than Morphium 6.3.1, and those that ignore the \
-                          implementation check, do not announce themselves";
-            self.find(
-                Severity::Warning,
-                Check::Participants,
-                "no node announces itself on this queue",
-                advice,
-            );
-        }
         if !stale.is_empty() {
             let ids = list(stale.iter().map(|one| one.id.as_str()));
             let text = format!("announced, but without sign of life: {ids}");
@@ -204,6 +195,24 @@ impl Doctor<'_> {
         }
         self.alive = fresh.into_iter().map(|one| one.id).collect();
         Ok(layouts)
+    }
+
+    /// A queue without nodes is in order as long as nothing waits there; one without collections was never used.
+    fn nobody(&mut self, names: &Names) {
+        if !self.alive.is_empty() {
+            return;
+        }
+        if self.found.collections.is_empty() {
+            let text =
+                format!("there is no queue {:?} in this database: it has no collections", names.base());
+            let advice = "nothing was ever sent there, or the name of the queue or database is another";
+            return self.find(Severity::Warning, Check::Participants, text, advice);
+        }
+        let waits = |finding: &Finding| matches!(finding.check, Check::PilingTopics | Check::Recipients);
+        let severity = if self.found.findings.iter().any(waits) { Severity::Warning } else { Severity::Note };
+        let advice = "start the nodes; nodes older than Morphium 6.3.1, and those that ignore the \
+                      implementation check, do not announce themselves";
+        self.find(severity, Check::Participants, "no node announces itself on this queue", advice);
     }
 
     /// All queues of a database share the collections of directed messages: their nodes are recipients, too.
@@ -231,10 +240,6 @@ impl Doctor<'_> {
         }
         if !self.topics(&multi).await?.is_empty() {
             layouts.push(Layout::MultiCollection);
-        }
-        if layouts.is_empty() {
-            let advice = "nothing was ever sent here, or the name of the queue or database is another";
-            self.find(Severity::Note, Check::PilingTopics, "the queue has no collections", advice);
         }
         Ok(layouts)
     }

@@ -14,10 +14,16 @@ use mongodb::action::Action;
 use mongodb::change_stream::ChangeStream;
 use mongodb::change_stream::event::ResumeToken;
 use mongodb::error::{Error, ErrorKind, WriteFailure};
+use mongodb::event::EventHandler;
+use mongodb::event::sdam::SdamEvent;
 use mongodb::options::{ClientOptions, IndexOptions, SelectionCriteria, WriteConcern};
 use mongodb::{Client, Collection, Database, IndexModel};
+use parking_lot::Mutex;
 use rockdove_messages::{IndexDefinition, MessageId};
+use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The database of addresses that name none.
@@ -28,6 +34,10 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 const STREAM_GRACE: Duration = Duration::from_secs(10);
 /// Most connections, unless the address says otherwise. Each stream occupies one, up to three in all.
 const POOL_MAX: u32 = 50;
+/// How long every server may fail before [`DriverBackend::reach`] gives up.
+const REFUSED_LIMIT: Duration = Duration::from_secs(2);
+/// Pause between two looks at that.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 /// How long closing may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Events per stream reply.
@@ -37,6 +47,41 @@ const STREAM_BATCH: u32 = 100;
 #[derive(Clone, Debug)]
 pub struct DriverBackend {
     database: Database,
+    servers: Servers,
+}
+
+/// The servers the driver knows, each with why it did not answer the last time.
+#[derive(Clone, Debug, Default)]
+struct Servers(Arc<Mutex<BTreeMap<String, Option<String>>>>);
+
+impl Servers {
+    fn note(&self, event: &SdamEvent) {
+        let mut servers = self.0.lock();
+        match event {
+            SdamEvent::ServerOpening(event) => {
+                servers.entry(event.address.to_string()).or_default();
+            }
+            SdamEvent::ServerClosed(event) => {
+                servers.remove(&event.address.to_string());
+            }
+            SdamEvent::ServerHeartbeatSucceeded(event) => {
+                servers.insert(event.server_address.to_string(), None);
+            }
+            SdamEvent::ServerHeartbeatFailed(event) => {
+                servers.insert(event.server_address.to_string(), Some(text_of(&event.failure)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Who does not answer, and why; `None` as long as one may.
+    fn all_failed(&self) -> Option<String> {
+        let servers = self.0.lock();
+        let failed =
+            |(address, why): (&String, &Option<String>)| Some(format!("{address} ({})", why.as_ref()?));
+        let failed: Option<Vec<_>> = servers.iter().map(failed).collect();
+        failed.filter(|all| !all.is_empty()).map(|all| format!("no server answers at {}", all.join(", ")))
+    }
 }
 
 impl DriverBackend {
@@ -49,13 +94,50 @@ impl DriverBackend {
         options.connect_timeout.get_or_insert(Duration::from_secs(5));
         options.max_pool_size.get_or_insert(POOL_MAX);
         let name = database.or(options.default_database.as_deref()).unwrap_or(DEFAULT_DATABASE).to_owned();
+        let servers = Servers::default();
+        let noting = servers.clone();
+        options.sdam_event_handler = Some(EventHandler::callback(move |event| noting.note(&event)));
         let client = Client::with_options(options).map_err(convert)?;
-        Ok(Self { database: client.database(&name) })
+        Ok(Self { database: client.database(&name), servers })
+    }
+
+    /// Waits until a server answers. The error is [`Transient`](BackendErrorKind::Transient), and says who does not
+    /// answer and why: after `limit`, or as soon as all servers have failed for two seconds. What a server that was
+    /// reached refuses is an error at once.
+    pub async fn reach(&self, limit: Duration) -> BackendResult<()> {
+        let begin = tokio::time::Instant::now();
+        let ping = async {
+            let reply = self.database.run_command(doc! { "ping": 1 }).await;
+            reply.map(drop).map_err(|error| match (error.kind.as_ref(), self.servers.all_failed()) {
+                (ErrorKind::ServerSelection { .. }, Some(text)) => {
+                    BackendError::new(BackendErrorKind::Transient, text)
+                }
+                _ => convert(error),
+            })
+        };
+        let failed = async {
+            loop {
+                tokio::time::sleep(REFUSED_PAUSE).await;
+                if begin.elapsed() >= REFUSED_LIMIT
+                    && let Some(text) = self.servers.all_failed()
+                {
+                    return BackendError::new(BackendErrorKind::Transient, text);
+                }
+            }
+        };
+        tokio::select! {
+            reply = ping => reply,
+            error = failed => Err(error),
+            () = tokio::time::sleep(limit) => {
+                let text = self.servers.all_failed().unwrap_or_else(|| "no server answers in time".to_owned());
+                Err(BackendError::new(BackendErrorKind::Transient, text))
+            }
+        }
     }
 
     /// Uses a database handle of the application.
     pub fn new(database: Database) -> Self {
-        Self { database }
+        Self { database, servers: Servers::default() }
     }
 
     fn collection(&self, name: &str) -> Collection<RawDocumentBuf> {
@@ -315,7 +397,7 @@ fn late() -> BackendError {
 fn insert_failures(error: Error) -> BackendResult<Vec<InsertFailure>> {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return Err(convert(error)) };
     if many.write_concern_error.is_some() {
-        return Err(BackendError::with_source(BackendErrorKind::Transient, error));
+        return Err(BackendError::new(BackendErrorKind::Transient, text_of(&error)));
     }
     let failures: Vec<_> = many.write_errors.iter().flatten().map(insert_failure).collect();
     if failures.is_empty() { Err(convert(error)) } else { Ok(failures) }
@@ -327,7 +409,31 @@ fn insert_failure(error: &mongodb::error::IndexedWriteError) -> InsertFailure {
 }
 
 fn convert(error: Error) -> BackendError {
-    BackendError::with_source(kind_of(&error), error)
+    BackendError::new(kind_of(&error), text_of(&error))
+}
+
+/// What happened, in one line. The driver's own text of most errors is a dump of its structures.
+fn text_of(error: &Error) -> String {
+    let text = match error.kind.as_ref() {
+        ErrorKind::Command(command) => command.message.clone(),
+        ErrorKind::Write(WriteFailure::WriteError(write)) => write.message.clone(),
+        ErrorKind::Write(WriteFailure::WriteConcernError(concern)) => concern.message.clone(),
+        ErrorKind::InsertMany(many) => {
+            let of_concern = many.write_concern_error.as_ref().map(|concern| &concern.message);
+            let first = || many.write_errors.iter().flatten().next().map(|write| &write.message);
+            of_concern.or_else(first).cloned().unwrap_or_else(|| "an insert failed".to_owned())
+        }
+        ErrorKind::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            "connection refused".to_owned()
+        }
+        ErrorKind::Io(error) => error.to_string(),
+        // The rest is the driver's whole view of all servers.
+        ErrorKind::ServerSelection { message, .. } => {
+            message.split(". Topology:").next().unwrap_or_default().to_owned()
+        }
+        kind => kind.to_string(),
+    };
+    text.lines().collect::<Vec<_>>().join(" ")
 }
 
 fn kind_of(error: &Error) -> BackendErrorKind {
@@ -373,6 +479,26 @@ mod tests {
         let pushed = read_event(&rawdoc! {"operationType": "lock_released", "lockCollection": "msg_lck"});
         assert_eq!((pushed.change, pushed.id), (Change::LockReleased, None));
         assert_eq!(read_event(&rawdoc! {"x": 1}).change, Change::Other);
+    }
+
+    #[test]
+    fn errors_are_one_line_and_no_dump() {
+        let refused = Error::from(io::Error::from(io::ErrorKind::ConnectionRefused));
+        assert_eq!(text_of(&refused), "connection refused");
+        let other = Error::from(io::Error::other("two\nlines"));
+        assert_eq!(text_of(&other), "two lines");
+        assert_eq!(convert(other).kind(), BackendErrorKind::Transient);
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_says_who_refuses() {
+        // Nobody listens on a port that was free a moment ago.
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let uri = format!("mongodb://127.0.0.1:{port}/?directConnection=true");
+        let backend = DriverBackend::connect(&uri, None, "test").await.unwrap();
+        let error = backend.reach(CALL_LIMIT).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("no server answers at 127.0.0.1:{port} (connection refused)"));
+        assert!(error.is_transient());
     }
 
     #[test]

@@ -16,7 +16,10 @@ pub enum ConnectError {
     Name(#[from] NameError),
     /// The address cannot be used.
     #[error("cannot use the address: {0}")]
-    Address(#[source] BackendError),
+    Address(BackendError),
+    /// No server answered: see [`BusBuilder::reach_within`](crate::BusBuilder::reach_within). Says who, and why.
+    #[error("{0}")]
+    Unreachable(BackendError),
     /// Participants of another layout use this queue, and the implementation check is strict.
     #[error("participant `{participant}` runs {theirs} on this queue, this node runs {ours}")]
     ImplementationMismatch {
@@ -29,7 +32,7 @@ pub enum ConnectError {
     },
     /// The server refused, or could not be reached in time.
     #[error("cannot start messaging: {0}")]
-    Backend(#[source] BackendError),
+    Backend(BackendError),
 }
 
 /// Why a message was not sent.
@@ -56,10 +59,10 @@ pub enum SendError {
     Duplicate(MessageId),
     /// The message is larger than the server takes.
     #[error("the message is too large: {0}")]
-    TooLarge(#[source] BackendError),
+    TooLarge(BackendError),
     /// The server refused, or could not be reached in time. After a network error the message may have been sent.
     #[error("the message was not sent: {0}")]
-    Backend(#[source] BackendError),
+    Backend(BackendError),
 }
 
 /// Some messages of a bulk were not sent; the others were.

@@ -58,7 +58,13 @@ mod request;
 mod send;
 mod status;
 mod streams;
+mod trouble;
 mod waiters;
+
+/// The program in the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
 
 pub use bson;
 pub use bus::{Bus, BusBuilder};

@@ -67,7 +67,8 @@ pub enum MigrateError {
     Target,
     /// There is nothing to move all at once.
     #[error(
-        "broadcasts stay where they are in the dual-channel layout: stop the nodes, start them with the new layout"
+        "a drain is for multi-collection; for dual-channel nothing has to be moved at once: stop the nodes, and start them \
+         with the new layout, or bridge"
     )]
     NothingToDrain,
     /// A drain while nodes run.
@@ -174,6 +175,8 @@ impl Migration {
             return Err(MigrateError::NodesRun(self.progress.old_nodes.join(", ")));
         }
         self.guard().await?;
+        // Writing the lock may have made the collection.
+        self.node().index_locks(&self.from.locks("")).await;
         if self.bus.settings().layout == Layout::MultiCollection {
             self.resume().await?;
         }

@@ -7,6 +7,7 @@ use crate::participants::Heartbeats;
 use crate::phase::{Life, Phase};
 use crate::registry::{self, Registry};
 use crate::streams::{Source, Stream};
+use crate::trouble::Troubles;
 use crate::waiters::Waiters;
 use futures_util::FutureExt;
 use parking_lot::{Mutex, RwLock};
@@ -60,6 +61,7 @@ pub(crate) struct Node {
     pub lanes: Lanes,
     pub workers: Workers,
     pub streams: RwLock<Vec<Arc<Stream>>>,
+    pub troubles: Troubles,
     pub runtime: Handle,
     /// Background loops, aborted at the end.
     tasks: Mutex<Vec<AbortHandle>>,
@@ -94,6 +96,7 @@ impl Node {
             paused: Mutex::default(),
             lanes: Lanes::default(),
             streams: RwLock::default(),
+            troubles: Troubles::default(),
             runtime: Handle::current(),
             tasks: Mutex::default(),
             indexed: Mutex::default(),

@@ -21,6 +21,9 @@ const GONE_TIMEOUTS: i64 = 3;
 /// How long withdrawing may take at shutdown.
 const WITHDRAW_LIMIT: Duration = Duration::from_secs(2);
 
+/// What the log calls it.
+const ANNOUNCEMENT: &str = "the announcement";
+
 /// Announces the node, checks the others, and keeps doing both.
 pub(crate) async fn join(node: &Arc<Node>) -> Result<(), ConnectError> {
     if node.settings.implementation_check == ImplementationCheck::Ignore {
@@ -76,6 +79,7 @@ async fn beat(node: Arc<Node>, started_at: i64, mut known: HashSet<String>) {
         };
         match round.await {
             Ok(others) => {
+                node.troubles.end(&node.me, ANNOUNCEMENT);
                 let overwritten = others.iter().find(|one| one.id == node.me && one.started_at != started_at);
                 if let (Some(other), false) = (overwritten, twin) {
                     twin = true;
@@ -91,7 +95,7 @@ async fn beat(node: Arc<Node>, started_at: i64, mut known: HashSet<String>) {
                     }
                 }
             }
-            Err(error) => tracing::warn!(node.me, %error, "the participant heartbeat failed; trying again"),
+            Err(error) => node.troubles.begin(&node.me, ANNOUNCEMENT, &error),
         }
     }
 }

@@ -49,6 +49,16 @@ impl Source {
         }
     }
 
+    /// What the log calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Shared => "the stream of messages",
+            Self::Locks => "the stream of locks",
+            Self::Topics => "the stream of topics",
+            Self::Directed => "the stream of directed messages",
+        }
+    }
+
     /// Whether the filter holds the listened topics.
     fn knows_topics(self) -> bool {
         matches!(self, Self::Shared | Self::Topics)
@@ -175,6 +185,7 @@ impl Stream {
             let watch = Watch { pipeline: plan.pipeline.clone(), resume_after: token.clone(), max_await };
             let error = match self.node.backend.watch(scope, watch).await {
                 Ok(mut feed) => {
+                    self.node.troubles.end(&self.node.me, self.source.name());
                     plan.lanes.iter().for_each(|lane| lane.stream_established(self.source));
                     if let Some(established) = established.take() {
                         // The supervisor may have ended already.
@@ -196,7 +207,7 @@ impl Stream {
             if error.kind() == BackendErrorKind::HistoryLost {
                 token = None;
             }
-            tracing::warn!(source = ?self.source, %error, "a stream broke off; opening it anew");
+            self.node.troubles.begin(&self.node.me, self.source.name(), &error);
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(REOPEN_LONGEST);
             if self.source == Source::Directed {

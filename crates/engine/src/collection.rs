@@ -12,7 +12,8 @@ use crate::event::Uuid;
 use crate::index::{ID_INDEX, Index, IndexSpec};
 use crate::namespace::Namespace;
 use crate::trie::Trie;
-use rockdove_documents::filter::Filter;
+use rockdove_documents::collation::Collation;
+use rockdove_documents::filter::{Filter, FilterOptions};
 use rockdove_documents::key::{KeySet, RowBuf};
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
@@ -87,9 +88,13 @@ impl CollectionInfo {
         let keeps_images = images.and_then(|images| images.get("enabled")) == Some(Value::Bool(true));
         let warn_only = matches!(options.get("validationAction"), Some(Value::String("warn")))
             || matches!(options.get("validationLevel"), Some(Value::String("off")));
+        let collation = match options.get("collation") {
+            Some(Value::Document(collation)) => Collation::parse(collation)?,
+            _ => None,
+        };
         let validator = match options.get("validator") {
             Some(Value::Document(filter)) if !warn_only && !filter.is_empty() => {
-                Some(Arc::new(Filter::parse(filter, &Default::default())?))
+                Some(Arc::new(Filter::parse(filter, &FilterOptions { collation, expr: None })?))
             }
             _ => None,
         };
@@ -105,6 +110,11 @@ impl CollectionInfo {
             _ => None,
         };
         Ok(CollectionInfo { number, ns, uuid, options, capped, keeps_images, validator, view })
+    }
+
+    /// Whether a document that the validator refuses already may be changed (`validationLevel` `moderate`).
+    pub fn spares_invalid(&self) -> bool {
+        self.options.get("validationLevel") == Some(Value::String("moderate"))
     }
 
     /// The error of what only a collection can do, if this is a view.
@@ -136,7 +146,8 @@ impl Capped {
 impl Collection {
     /// An empty collection with its `_id` index (a view has none).
     pub fn new(info: CollectionInfo) -> Collection {
-        let indexes = if info.view.is_some() { vec![] } else { vec![Index::new(Arc::new(IndexSpec::id()))] };
+        let id = || IndexSpec::id(info.options.raw()).expect("the collation was read with the other options");
+        let indexes = if info.view.is_some() { vec![] } else { vec![Index::new(Arc::new(id()))] };
         let (info, keys) = (Arc::new(info), key_set(&indexes));
         Collection { info, records: Trie::default(), indexes, keys, next_record: 1, bytes: 0 }
     }

@@ -3,7 +3,7 @@
 use crate::collection::{Collection, CollectionInfo};
 use crate::command::{Definition, DefinitionReply, IndexChoice};
 use crate::effects::Effect;
-use crate::index::{ID_INDEX, IndexSpec};
+use crate::index::{ID_INDEX, IndexSpec, inheriting};
 use crate::namespace::Namespace;
 use crate::sequencer::{Batch, Sequencer};
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
@@ -176,8 +176,10 @@ fn create_indexes(
     specs: &[Doc],
     batch: &mut Batch,
 ) -> Result<DefinitionReply> {
-    let parsed: Vec<IndexSpec> =
-        specs.iter().map(|spec| IndexSpec::parse(spec.raw())).collect::<Result<_>>()?;
+    let options = seq.state.collection(ns).map(|collection| collection.info.options.clone());
+    let options = options.unwrap_or_default();
+    let parse = |spec: &Doc| IndexSpec::parse(inheriting(spec, options.raw()).raw());
+    let parsed: Vec<IndexSpec> = specs.iter().map(parse).collect::<Result<_>>()?;
     let created_collection = seq.state.collection(ns).is_none();
     let info = seq.ensure_collection(ns, batch)?;
     if info.view.is_some() {

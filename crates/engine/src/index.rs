@@ -8,7 +8,7 @@ use crate::tree::Tree;
 use rockdove_documents::collation::Collation;
 use rockdove_documents::filter::{Filter, FilterOptions};
 use rockdove_documents::key::{KeyPattern, Row};
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Element, Error, RawDoc, Result, Value, code};
 use std::sync::Arc;
 
 /// Bytes of the record number at an entry's end.
@@ -49,10 +49,10 @@ pub struct Index {
 }
 
 impl IndexSpec {
-    /// The `_id` index.
-    pub fn id() -> IndexSpec {
+    /// The `_id` index of a collection with these options: it compares as the collection does.
+    pub fn id(options: RawDoc<'_>) -> Result<IndexSpec> {
         let doc = rockdove_documents::doc! { "v": 2, "key": { "_id": 1 }, "name": ID_INDEX };
-        IndexSpec { unique: true, ..IndexSpec::parse(doc.raw()).expect("the specification of _id_ is valid") }
+        Ok(IndexSpec { unique: true, ..IndexSpec::parse(inheriting(&doc, options).raw())? })
     }
 
     /// Reads one entry of `createIndexes.indexes` (MongoDB manual, createIndexes).
@@ -177,12 +177,31 @@ fn expiry(spec: RawDoc<'_>, key: RawDoc<'_>) -> Result<Option<i64>> {
     }
 }
 
+/// A specification of a collection with these options: one that names no collation takes the collection's (MongoDB
+/// manual, collation).
+pub fn inheriting(spec: &Doc, options: RawDoc<'_>) -> Doc {
+    match (spec.get("collation"), options.get("collation")) {
+        (None, Some(Value::Document(collation))) => {
+            let mut out = DocBuilder::new();
+            out.append_all(spec.raw()).append("collation", collation);
+            out.finish()
+        }
+        _ => spec.clone(),
+    }
+}
+
+/// Whether an option of an index says what is so without it.
+fn says_nothing(element: &Element<'_>) -> bool {
+    let locale = || element.value().as_document().and_then(|collation| collation.get("locale"));
+    element.key() == "collation" && locale() == Some(Value::String("simple"))
+}
+
 /// The specification as `listIndexes` shows it: `v`, `key`, `name`, then the options as given.
 fn listed(spec: RawDoc<'_>, key: RawDoc<'_>, name: &str) -> Doc {
     let mut out = DocBuilder::new();
     out.append("v", 2).append("key", key).append("name", name);
     for element in spec {
-        if !matches!(element.key(), "v" | "key" | "name" | "ns") {
+        if !matches!(element.key(), "v" | "key" | "name" | "ns") && !says_nothing(&element) {
             out.append_element(element);
         }
     }

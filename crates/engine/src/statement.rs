@@ -225,7 +225,8 @@ fn change(
     let info = info_of(seq, ns)?;
     refuse_view(&info)?;
     check_updated_size(&applied.doc)?;
-    validate(&info, &applied.doc, bypass)?;
+    let spared = !bypass && info.spares_invalid() && validate(&info, &hit.doc, false).is_err();
+    validate(&info, &applied.doc, bypass || spared)?;
     let before = info.keeps_images.then(|| hit.doc.clone());
     let (collection, record) = (info.number, hit.record);
     let after = applied.doc;

@@ -46,6 +46,11 @@ impl Message {
         answer
     }
 
+    /// Whether this is the answer to a rejected message; its `value` holds the reason.
+    pub fn is_rejection(&self) -> bool {
+        self.is_answer() && self.msg.as_deref() == Some(REJECTED_TEXT)
+    }
+
     /// The answer given when a listener gave none. Never derived for an answer: two such nodes would answer
     /// each other for ever.
     pub fn derive_auto_answer(&self) -> Option<Self> {

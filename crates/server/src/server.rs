@@ -5,12 +5,13 @@ use rockdove_engine::{Engine, OpenError, Report};
 use rockdove_mongo::connection::serve_connection;
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -20,6 +21,11 @@ use tokio::task::JoinHandle;
 const BACKLOG: i32 = 4096;
 /// Pause after the system refused to accept a connection (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Between two warnings that connections cannot be accepted.
+const ACCEPT_WARNINGS: Duration = Duration::from_secs(60);
+/// Files the server needs besides its connections: segments, checkpoints, the runtime's own.
+const OTHER_FILES: u64 = 256;
 
 /// Why a server did not start; each says what to do.
 #[derive(Debug, Error)]
@@ -70,6 +76,7 @@ impl Server {
     /// Opens the storage, listens and serves. The address is taken before the storage is touched.
     pub async fn start(config: Config) -> Result<Server, StartError> {
         let listener = listen(config.listen)?;
+        allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
         let address = listener.local_addr().map_err(|error| StartError::Listen(config.listen, error))?;
         let options = config.engine();
         let opened = tokio::task::spawn_blocking(move || Engine::open(options)).await;
@@ -141,6 +148,28 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
     })
 }
 
+/// Raises the soft limit of open files to what the connections need, as far as the hard limit lets it.
+fn allow_files(wanted: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    let (current, most) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
+    if current >= wanted {
+        return;
+    }
+    let raised = wanted.min(most);
+    let now = match setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum }) {
+        Ok(()) => raised,
+        Err(error) => {
+            tracing::warn!(%error, "the limit of open files could not be raised");
+            current
+        }
+    };
+    if now < wanted {
+        tracing::warn!(
+            "only {now} files may be open, {wanted} are needed for all connections; raise the hard limit (ulimit -Hn)"
+        );
+    }
+}
+
 fn explain(storage: &Storage, error: OpenError) -> StartError {
     match (storage, error) {
         (Storage::Folder(dir), OpenError::Journal(rockdove_engine::JournalOpenError::Locked { .. })) => {
@@ -168,6 +197,7 @@ async fn accept(
     connections: Arc<Semaphore>,
     mut told: watch::Receiver<Phase>,
 ) {
+    let mut warned: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             _ = told.wait_for(|phase| *phase >= Phase::Stopping) => return,
@@ -176,7 +206,10 @@ async fn accept(
         match accepted {
             Ok((stream, peer)) => welcome(stream, peer, &shared, &connections, told.clone()),
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNINGS) {
+                    tracing::warn!(%error, "connections cannot be accepted at present; they wait");
+                    warned = Some(Instant::now());
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

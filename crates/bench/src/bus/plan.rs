@@ -83,6 +83,19 @@ pub enum Profile {
     },
 }
 
+impl Profile {
+    /// Seconds of each step.
+    pub fn step_seconds(&self) -> f64 {
+        match self {
+            Profile::Ramp { seconds, .. }
+            | Profile::Latency { seconds, .. }
+            | Profile::OneWay { seconds, .. }
+            | Profile::Max { seconds, .. }
+            | Profile::Bulk { seconds, .. } => *seconds,
+        }
+    }
+}
+
 /// What one step does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {

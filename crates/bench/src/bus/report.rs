@@ -19,8 +19,8 @@ pub fn html(records: &[Record]) -> String {
     body.push_str(&table(&all));
     for (target, knee) in knees(records) {
         let text = match knee {
-            Some(rate) => format!("{target} stopped to follow at {rate} messages/s."),
-            None => format!("{target} followed to the end."),
+            Some(rate) => format!("{target} could not keep up with {rate} messages/s."),
+            None => format!("{target} kept up to the end."),
         };
         body.push_str(&format!("<p>{}</p>\n", escape(&text)));
     }

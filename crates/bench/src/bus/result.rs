@@ -11,6 +11,8 @@ use std::path::Path;
 
 /// A target follows as long as it achieves this share of what is offered.
 const FOLLOWS: f64 = 0.98;
+/// A step has to be this long for that to be judged: what is on its way at the end counts as not achieved.
+const JUDGED_SECONDS: f64 = 5.0;
 /// Percentiles of a curve.
 const CURVE: [f64; 16] =
     [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 100.0];
@@ -166,9 +168,16 @@ pub fn steps(records: &[Record]) -> impl Iterator<Item = &Step> {
     })
 }
 
-/// Where each target stopped to follow: the first step that achieved less than 98 % of what was offered, in the
-/// median of the rounds. `None` for a target that followed to the end.
+/// Where each target could not keep up any more: the first step that achieved less than 98 % of what was offered, in the
+/// median of the rounds. `None` for a target that followed to the end. Runs with steps of less than 5 s are not judged.
 pub fn knees(records: &[Record]) -> BTreeMap<String, Option<f64>> {
+    let short = |record: &Record| match record {
+        Record::Run(run) => run.plan.profile.step_seconds() < JUDGED_SECONDS,
+        Record::Step(_) => false,
+    };
+    if records.iter().any(short) {
+        return BTreeMap::new();
+    }
     let share = medians(records, |step| step.offered.map_or(1.0, |offered| step.achieved / offered));
     let mut knees = BTreeMap::new();
     for step in steps(records) {

@@ -1,6 +1,7 @@
 //! `rockdove bench bus`: load on the bus, several targets in turns.
 
 use crate::connection::duration;
+use crate::exit;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,11 +16,23 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Examples:
   rockdove bench bus latency --rate 100                    the engine in this process
-  rockdove bench bus latency --uri ours=mongodb://127.0.0.1:27017/?replicaSet=rs0 --uri mongodb://127.0.0.1:17017
+  rockdove bench bus latency --uri 'ours=mongodb://127.0.0.1:27017/?replicaSet=rs0' --uri mongodb://127.0.0.1:17017
   rockdove bench bus ramp 50:25:20 --until 150 --layout dual-channel --json a.json --html a.html
   rockdove bench bus one-way --senders 4 --size 1024
   rockdove bench bus latency --exclusive --receivers 3 --work 5ms
   rockdove bench bus-compare a.json b.json
+
+Columns:
+  achieved        messages a second that were answered, or delivered to all
+  p50, p99, max   from when a message was to be sent until its answer or delivery
+  out, back       the way to the receiver, and of the answer; medians
+  accepted        messages a second that the server took (without answers)
+  lost, twice     deliveries or answers that did not come, or came again
+  failed          sends that failed, with the first reason
+  client CPU      of this process for each message, all nodes included
+
+A target that achieves less than 98 % of an offered rate could not keep up with it. Only steps of 5 seconds and more \
+are judged: in a shorter one, what is on its way at the end weighs too much.
 
 Servers get their messages in the database rockdove_bench, on a queue of its own for each run.";
 
@@ -28,7 +41,7 @@ const SIZE_MAX: i64 = 16_000_000;
 
 /// Arguments of `bench bus`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
 pub struct BusBench {
     #[command(subcommand)]
     load: Load,
@@ -169,7 +182,7 @@ impl BusBench {
         bar.finish_and_clear();
         for (target, knee) in bus::knees(&records) {
             if let Some(rate) = knee {
-                println!("{target} stopped to follow at {rate} messages/s");
+                println!("{target} could not keep up with {rate} messages/s");
             }
         }
         if let Some(mut file) = html {

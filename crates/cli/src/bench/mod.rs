@@ -22,7 +22,7 @@ Examples:
   rockdove bench bus latency                 requests on the bus; see rockdove bench bus --help
   rockdove bench bus-compare a.json b.json   two results of bench bus, step by step
   rockdove bench log --html log.html         what durability costs, with the limits of the machine
-  rockdove bench compare --ours mongodb://127.0.0.1:27017/?replicaSet=rs0 --theirs mongodb://127.0.0.1:17017";
+  rockdove bench compare --ours 'mongodb://127.0.0.1:27017/?replicaSet=rs0' --theirs mongodb://127.0.0.1:17017";
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]

@@ -13,6 +13,9 @@ use std::time::Instant;
 /// A stream has this long to announce a message before a poll that finds it counts as the stream's failure, ms.
 const ANNOUNCE_MS: i64 = 2000;
 
+/// What the log calls it.
+const POLLS: &str = "polling";
+
 impl Lane {
     /// Polls whenever the core says so; looks at least once per tick.
     pub(super) async fn poll_loop(self: Arc<Self>) {
@@ -64,11 +67,12 @@ impl Lane {
         };
         match found {
             Ok(found) => {
+                node.troubles.end(&node.me, POLLS);
                 self.on_found(found.into_iter().filter_map(Head::from_document).collect());
                 self.polled.send_replace(Some(topics));
             }
             Err(error) => {
-                tracing::warn!(self.collection, %error, "a poll failed; trying again");
+                node.troubles.begin(&node.me, POLLS, &error);
                 self.core.lock().poll_failed();
             }
         }

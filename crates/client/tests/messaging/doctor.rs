@@ -108,10 +108,15 @@ in_every_layout! {
         let a = fake.bus("a").send_only().connect().await.unwrap();
         a.publish(Message::new("t")).await.unwrap();
         a.publish(Message::new("t").to("n2")).await.unwrap();
-        assert_eq!(findings(&fake).await.len(), 1, "nobody announces itself");
+        let found = findings(&fake).await;
+        assert!(matches!(&found[..], [(Severity::Note, Check::Participants, _)]), "nothing waits yet: {found:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
         let patient = Limits { patience: Duration::ZERO, ..Limits::default() };
         let found = examine(&fake, "", Some(fake.layout), patient).await.unwrap();
         assert_eq!(found.findings.iter().filter(|finding| finding.severity == Severity::Problem).count(), 2, "{found:?}");
+        let nobody = found.findings.iter().find(|finding| finding.check == Check::Participants);
+        assert_eq!(nobody.map(|finding| finding.severity), Some(Severity::Warning), "{found:?}");
+        let never = examine(&fake, "misspelt", None, Limits::default()).await.unwrap();
+        assert!(never.findings[0].text.contains("there is no queue"), "{never:?}");
     }
 }

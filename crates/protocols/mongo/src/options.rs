@@ -1,12 +1,49 @@
 //! Reading a command's options: one walk over the document, typed getters, MongoDB's error texts.
 //!
-//! Options that a command does not know are passed over: clients send them (Morphium adds `coll`,
-//! `includeClient` and empty values). `null` counts as absent.
+//! Queries and writes refuse fields that they do not know ([`Fields::only`]), as MongoDB does: a misspelt option
+//! would change what is done. Other commands pass them over: clients send them (Morphium adds `coll`, `includeClient`
+//! and empty values). `null` counts as absent.
 
 use rockdove_documents::{Element, Error, Kind, RawDoc, Value};
 
 /// Most fields of a command or statement; real ones have a dozen.
 const FIELDS_MAX: usize = 200;
+
+/// Fields that every command has (MongoDB's generic arguments): session, API version, concerns, gossip.
+const GENERIC: [&str; 32] = [
+    "$db",
+    "lsid",
+    "$clusterTime",
+    "$readPreference",
+    "txnNumber",
+    "writeConcern",
+    "readConcern",
+    "comment",
+    "maxTimeMS",
+    "apiVersion",
+    "apiStrict",
+    "apiDeprecationErrors",
+    "stmtId",
+    "stmtIds",
+    "autocommit",
+    "startTransaction",
+    "coordinator",
+    "txnRetryCounter",
+    "maxTimeMSOpOnly",
+    "help",
+    "rawData",
+    "databaseVersion",
+    "shardVersion",
+    "allowImplicitCollectionCreation",
+    "mayBypassWriteBlocking",
+    "$audit",
+    "$client",
+    "$configTime",
+    "$topologyTime",
+    "$oplogQueryData",
+    "$queryOptions",
+    "$replData",
+];
 
 /// A field that is missing or of the wrong form. It makes the whole command wrong, also where it is a statement's.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,6 +95,21 @@ impl<'a> Fields<'a> {
     pub fn missing(&self, name: &str) -> FieldError {
         let message = format!("BSON field '{}.{name}' is missing but a required field", self.path);
         FieldError(Error::location(40414, message))
+    }
+
+    /// Refuses a command with fields other than `known`, its first, and those that every command has.
+    pub fn only(&self, known: &[&str]) -> Result<()> {
+        let is_known = |key: &str| known.contains(&key) || GENERIC.contains(&key);
+        self.refuse(self.elements.iter().skip(1).find(|element| !is_known(element.key())))
+    }
+
+    /// Refuses a part of a command with fields other than `known`.
+    pub fn only_these(&self, known: &[&str]) -> Result<()> {
+        self.refuse(self.elements.iter().find(|element| !known.contains(&element.key())))
+    }
+
+    fn refuse(&self, unknown: Option<&Element<'_>>) -> Result<()> {
+        unknown.map_or(Ok(()), |element| Err(FieldError(self.unknown(element.key()))))
     }
 
     /// The error about a field that is not known.
@@ -193,6 +245,15 @@ mod tests {
             fields.required_array("documents").unwrap_err().0.message,
             "BSON field 'find.documents' is missing but a required field"
         );
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        let doc = doc! { "find": "c", "filter": {}, "lsid": {}, "$db": "d", "comment": "x" };
+        let fields = Fields::new("find", doc.raw()).unwrap();
+        assert_eq!(fields.only(&["filter"]), Ok(()));
+        assert_eq!(fields.only(&[]).unwrap_err().0.message, "BSON field 'find.filter' is an unknown field.");
+        assert_eq!(fields.only_these(&["find", "filter"]).unwrap_err().0.code.number, 40415);
     }
 
     #[test]

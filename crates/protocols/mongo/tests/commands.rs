@@ -56,6 +56,115 @@ async fn an_insert_reports_each_failed_document() {
 }
 
 #[tokio::test]
+async fn a_misspelt_field_is_refused_and_nothing_is_done() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3).await;
+    for command in [
+        doc! { "find": "c", "sot": { "n": 1 } },
+        doc! { "insert": "c", "documents": [{}], "orderd": false },
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } } }], "upsert": true },
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "x": 1 } }, "mutli": true }] },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0 }], "q": {} },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0, "multi": true }] },
+        doc! { "findAndModify": "c", "query": {}, "remove": true, "filter": { "n": 1 } },
+        doc! { "aggregate": "c", "pipeline": [], "cursor": {}, "sort": { "n": 1 } },
+        doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n" }], "unique": true },
+    ] {
+        let mut sent = rockdove_documents::DocBuilder::new();
+        sent.append_all(command.raw()).append("$db", "db");
+        assert_eq!(peer.code(&sent.finish()).await, 40415, "{command:?}");
+    }
+    let index = |ignores: bool| {
+        doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n", "unqiue": true }],
+        "ignoreUnknownIndexOptions": ignores, "$db": "db" }
+    };
+    assert_eq!(peer.code(&index(false)).await, 197);
+    let all = peer.good(&doc! { "find": "c", "filter": { "x": { "$exists": false } }, "$db": "db" }).await;
+    assert_eq!(cursor(&all).1.len(), 3);
+    peer.good(&index(true)).await;
+    let indexes = peer.good(&doc! { "listIndexes": "c", "$db": "db" }).await;
+    let listed = &cursor(&indexes).1[1];
+    assert_eq!((listed.get("name"), listed.get("unqiue")), (Some(Value::String("n")), None));
+    // What every command may carry.
+    let generic = doc! { "find": "c", "comment": 1, "maxTimeMS": 10_000, "$readPreference": { "mode": "primary" },
+    "readConcern": {}, "lsid": (session(1)), "$db": "db" };
+    peer.good(&generic).await;
+}
+
+#[tokio::test]
+async fn a_collections_collation_counts_wherever_none_is_named() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let create = doc! { "create": "c", "collation": { "locale": "en", "strength": 2 }, "$db": "db" };
+    peer.good(&create).await;
+    let documents =
+        doc! { "d": [{ "_id": "k", "a": "x", "l": ["p"] }, { "_id": "K" }, { "_id": "m", "a": "X" }] };
+    let insert = doc! { "insert": "c", "documents": documents.get("d"), "ordered": false, "$db": "db" };
+    let reply = peer.good(&insert).await;
+    assert_eq!((number(&reply, "n"), integer(&reply, "writeErrors.0.code")), (2, 11000), "k is K");
+    let update = |q: Doc, u: Doc| {
+        doc! { "update": "c", "updates": [{ "q": q, "u": u, "multi": true }], "$db": "db" }
+    };
+    let reply = peer.good(&update(doc! { "a": "X" }, doc! { "$set": { "b": 1 } })).await;
+    assert_eq!(number(&reply, "nModified"), 2);
+    let reply = peer.good(&update(doc! { "_id": "K" }, doc! { "$addToSet": { "l": "P" } })).await;
+    assert_eq!((number(&reply, "n"), number(&reply, "nModified")), (1, 0), "P is there");
+    let group =
+        doc! { "aggregate": "c", "pipeline": [{ "$group": { "_id": "$a" } }], "cursor": {}, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&group).await).1.len(), 1);
+    let simple = doc! { "aggregate": "c", "pipeline": [{ "$group": { "_id": "$a" } }], "cursor": {},
+    "collation": { "locale": "simple" }, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&simple).await).1.len(), 2);
+
+    // Indexes take it over, unless they name one.
+    let indexes = doc! { "createIndexes": "c", "indexes": [
+        { "key": { "a": 1 }, "name": "a" }, { "key": { "b": 1 }, "name": "b", "collation": { "locale": "simple" } },
+    ], "$db": "db" };
+    peer.good(&indexes).await;
+    let listed = cursor(&peer.good(&doc! { "listIndexes": "c", "$db": "db" }).await).1;
+    let collated: Vec<bool> = listed.iter().map(|index| index.get("collation").is_some()).collect();
+    assert_eq!(collated, [true, true, false]);
+    let explain = doc! { "explain": { "find": "c", "filter": { "a": "X" } }, "$db": "db" };
+    let plan = peer.good(&explain).await;
+    assert_eq!(field(&plan, "queryPlanner.winningPlan.inputStage.indexName"), Some(Value::String("a")));
+
+    let modify =
+        doc! { "findAndModify": "c", "query": { "_id": "M" }, "update": { "$set": { "c": 1 } }, "$db": "db" };
+    assert_eq!(field(&peer.good(&modify).await, "value._id"), Some(Value::String("m")));
+    let delete = doc! { "delete": "c", "deletes": [{ "q": { "a": "x" }, "limit": 0 }], "$db": "db" };
+    assert_eq!(number(&peer.good(&delete).await, "n"), 2);
+    let wrong = doc! { "create": "d", "collation": { "locale": "nowhere" }, "$db": "db" };
+    assert_eq!(peer.code(&wrong).await, 2);
+}
+
+#[tokio::test]
+async fn a_moderate_validator_spares_what_was_invalid_before() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let fill =
+        doc! { "insert": "c", "documents": [{ "_id": 1, "n": "text" }, { "_id": 2, "n": 2 }], "$db": "db" };
+    peer.good(&fill).await;
+    let update = |id: i32| {
+        doc! { "update": "c", "updates": [{ "q": { "_id": id }, "u": { "$set": { "n": "other" } } }], "$db": "db" }
+    };
+    for (level, first) in [("strict", Some(121)), ("moderate", None)] {
+        let modify = doc! { "collMod": "c", "validator": { "n": { "$type": "number" } }, "validationLevel": level, "$db": "db" };
+        peer.good(&modify).await;
+        let code = |reply: &Doc| field(reply, "writeErrors.0.code").and_then(|code| code.as_integer());
+        assert_eq!(code(&peer.good(&update(1)).await), first, "{level}");
+        assert_eq!(code(&peer.good(&update(2)).await), Some(121), "{level}");
+    }
+    assert_eq!(
+        integer(
+            &peer.good(&doc! { "insert": "c", "documents": [{ "n": "x" }], "$db": "db" }).await,
+            "writeErrors.0.code"
+        ),
+        121
+    );
+}
+
+#[tokio::test]
 async fn an_update_counts_matched_modified_and_upserted() {
     let shared = server();
     let mut peer = Peer::connect(&shared);

@@ -20,6 +20,23 @@ pub const COMMANDS: &[Spec] =
         Box::pin(aggregate(call, reply))
     })];
 
+/// What the command knows (MongoDB manual: aggregate).
+const FIELDS: [&str; 13] = [
+    "pipeline",
+    "cursor",
+    "explain",
+    "allowDiskUse",
+    "hint",
+    "collation",
+    "let",
+    "bypassDocumentValidation",
+    "collectionUUID",
+    "encryptionInformation",
+    "runtimeConstants",
+    "fromRouter",
+    "needsMerge",
+];
+
 /// Deepest nesting of views (MongoDB manual: views).
 const VIEW_DEPTH_MAX: usize = 20;
 const VIEW_TOO_DEEP: Code = Code { number: 165, name: "ViewDepthLimitExceeded" };
@@ -45,6 +62,7 @@ struct Prepared {
 
 async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("aggregate", call.command())?;
+    fields.only(&FIELDS)?;
     let stages = fields.required_array("pipeline")?;
     if fields.flag("explain")? {
         explain::append(call, call.command(), false, reply)?;

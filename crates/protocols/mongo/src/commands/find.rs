@@ -17,6 +17,37 @@ pub const COMMANDS: &[Spec] = &[
     Spec::later("distinct", Spec::READ | Spec::SNAPSHOT, |call, reply| Box::pin(distinct(call, reply))),
 ];
 
+/// What `find` knows (MongoDB manual: find), those it refuses by name included.
+const FIELDS: [&str; 27] = [
+    "filter",
+    "sort",
+    "projection",
+    "skip",
+    "limit",
+    "batchSize",
+    "singleBatch",
+    "hint",
+    "collation",
+    "let",
+    "tailable",
+    "awaitData",
+    "noCursorTimeout",
+    "allowDiskUse",
+    "allowPartialResults",
+    "min",
+    "max",
+    "returnKey",
+    "showRecordId",
+    "oplogReplay",
+    "mirrored",
+    "readOnce",
+    "term",
+    "collectionUUID",
+    "runtimeConstants",
+    "encryptionInformation",
+    "includeQueryStatsMetrics",
+];
+
 const READ: u32 = Spec::READ | Spec::API_V1;
 /// A query that may look at more documents than this is carried out off the connection's thread.
 const HEAVY_DOCUMENTS: usize = 5_000;
@@ -25,6 +56,7 @@ const DISTINCT_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 async fn find(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("find", call.command())?;
+    fields.only(&FIELDS)?;
     let ns = query::namespace(call, &fields, "find")?;
     let state = query::snapshot(call)?;
     if is_view(&state, &ns) {

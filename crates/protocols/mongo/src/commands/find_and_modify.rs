@@ -16,8 +16,29 @@ pub const COMMANDS: &[Spec] =
     })
     .also(&["findandmodify"])];
 
+/// What the command knows (MongoDB manual: findAndModify).
+const FIELDS: [&str; 16] = [
+    "query",
+    "sort",
+    "remove",
+    "update",
+    "new",
+    "upsert",
+    "fields",
+    "collation",
+    "arrayFilters",
+    "hint",
+    "let",
+    "bypassDocumentValidation",
+    "collectionUUID",
+    "encryptionInformation",
+    "runtimeConstants",
+    "sampleId",
+];
+
 async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("findAndModify", call.command())?;
+    fields.only(&FIELDS)?;
     let command = parse(call, &fields)?;
     let removes = matches!(command.action, Modify::Remove);
     if command.retry.is_some() {
@@ -31,10 +52,11 @@ async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow
 }
 
 fn parse(call: &Call<'_>, fields: &Fields<'_>) -> Result<FindAndModify> {
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
+    let ns = query::namespace(call, fields, call.name)?;
+    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
     let filter = parsing.filter(fields.document("query")?.unwrap_or(rockdove_documents::RawDoc::empty()))?;
     Ok(FindAndModify {
-        ns: query::namespace(call, fields, call.name)?,
+        ns,
         sort: parsing.sort(fields.document("sort")?)?,
         action: action(fields, &parsing)?,
         projection: parsing.projection(fields.document("fields")?)?,

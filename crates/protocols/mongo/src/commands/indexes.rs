@@ -6,7 +6,7 @@ use super::{Flow, Spec, query};
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
-use rockdove_documents::{Doc, DocBuilder, Error, Value, code};
+use rockdove_documents::{Code, Doc, DocBuilder, Element, Error, Value, code};
 use rockdove_engine::{Definition, IndexChoice};
 
 /// The commands of this family.
@@ -17,8 +17,39 @@ pub const COMMANDS: &[Spec] = &[
     Spec::now("listIndexes", Spec::READ | Spec::API_V1, list),
 ];
 
+/// Options of an index (MongoDB manual: createIndexes), those of kinds that are refused by name included.
+const OPTIONS: [&str; 25] = [
+    "key",
+    "name",
+    "v",
+    "ns",
+    "unique",
+    "sparse",
+    "hidden",
+    "background",
+    "expireAfterSeconds",
+    "partialFilterExpression",
+    "collation",
+    "storageEngine",
+    "prepareUnique",
+    "clustered",
+    "dropDups",
+    "weights",
+    "default_language",
+    "language_override",
+    "textIndexVersion",
+    "2dsphereIndexVersion",
+    "bits",
+    "min",
+    "max",
+    "bucketSize",
+    "wildcardProjection",
+];
+const INVALID_OPTION: Code = Code { number: 197, name: "InvalidIndexSpecificationOption" };
+
 async fn create(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("createIndexes", call.command())?;
+    fields.only(&["indexes", "commitQuorum", "ignoreUnknownIndexOptions", "returnOnStart"])?;
     let ns = query::namespace(call, &fields, "createIndexes")?;
     let specs = specs(call, &fields)?;
     let done = define(call, Definition::CreateIndexes { ns, specs }).await?;
@@ -43,7 +74,25 @@ fn specs(call: &Call<'_>, fields: &Fields<'_>) -> Result<Vec<Doc>> {
     if specs.is_empty() {
         return Err(Failure::new(code::BAD_VALUE, "Must specify at least one index to create"));
     }
-    Ok(specs)
+    let ignores = fields.flag("ignoreUnknownIndexOptions")?;
+    specs.into_iter().map(|spec| known_options(spec, ignores)).collect()
+}
+
+/// The specification with options that are known only; others are left out, or refused.
+fn known_options(spec: Doc, ignores: bool) -> Result<Doc> {
+    let unknown = |element: &Element<'_>| !OPTIONS.contains(&element.key());
+    let Some(first) = spec.raw().iter().find(unknown).map(|element| element.key().to_string()) else {
+        return Ok(spec);
+    };
+    if !ignores {
+        let message = format!("The field '{first}' is not valid for an index specification.");
+        return Err(Failure::new(INVALID_OPTION, message));
+    }
+    let mut known = DocBuilder::new();
+    for element in spec.raw().iter().filter(|element| !unknown(element)) {
+        known.append_element(element);
+    }
+    Ok(known.finish())
 }
 
 async fn drop_indexes(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {

@@ -22,10 +22,32 @@ pub const COMMANDS: &[Spec] = &[
     Spec::later("delete", FLAGS, |call, reply| Box::pin(delete(call, reply))),
 ];
 
+/// What a statement of `update` knows; `sort` is refused where it has to be by [`parse_update`].
+const UPDATE_FIELDS: [&str; 11] = [
+    "q",
+    "u",
+    "c",
+    "multi",
+    "upsert",
+    "collation",
+    "arrayFilters",
+    "hint",
+    "sort",
+    "upsertSupplied",
+    "sampleId",
+];
+
 const FLAGS: u32 = Spec::WRITE | Spec::RETRYABLE | Spec::API_V1;
 
 async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("insert", call.command())?;
+    fields.only(&[
+        "documents",
+        "ordered",
+        "bypassDocumentValidation",
+        "collectionUUID",
+        "encryptionInformation",
+    ])?;
     let ns = query::namespace(call, &fields, "insert")?;
     let documents = documents(call, &fields, "documents")?.into_iter();
     let statements = documents.map(|doc| Statement::Insert { ns: ns.clone(), doc }).collect();
@@ -35,13 +57,21 @@ async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     Ok(Flow::Done)
 }
 
+/// Refuses what `update` and `delete` do not know; `statements` is where theirs are.
+fn only(fields: &Fields<'_>, statements: &str) -> Result<()> {
+    let known = ["ordered", "let", "bypassDocumentValidation", "collectionUUID", "encryptionInformation"];
+    Ok(fields.only(&[&known[..], &["runtimeConstants", statements]].concat())?)
+}
+
 async fn update(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     const NAMES: UpdateNames = UpdateNames { filter: "q", update: "u", constants: "c" };
     let fields = Fields::new("update", call.command())?;
+    only(&fields, "updates")?;
     let ns = query::namespace(call, &fields, "update")?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "updates", |statement| {
         let fields = Fields::new("update.updates", statement.raw())?;
+        fields.only_these(&UPDATE_FIELDS)?;
         Ok(Statement::Update(Box::new(parse_update(call, &parsing, ns.clone(), &fields, &NAMES)?)))
     })?;
     let done = perform(call, &fields, statements).await?;
@@ -84,7 +114,7 @@ pub fn parse_update(
 ) -> Result<UpdateStatement> {
     let multi = fields.flag("multi")?;
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(fields)?;
+    let parsing = parsing.with_collation(fields)?.or_default_of(call, &ns)?;
     let update = parsing.update(
         fields.required(names.update)?,
         fields.array("arrayFilters")?,
@@ -115,10 +145,12 @@ pub fn parse_update(
 
 async fn delete(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("delete", call.command())?;
+    only(&fields, "deletes")?;
     let ns = query::namespace(call, &fields, "delete")?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "deletes", |statement| {
         let fields = Fields::new("delete.deletes", statement.raw())?;
+        fields.only_these(&["q", "limit", "collation", "hint", "sampleId"])?;
         let multi = deletes_all(&fields)?;
         Ok(Statement::Delete(Box::new(parse_delete(call, &parsing, ns.clone(), &fields, "q", multi)?)))
     })?;
@@ -157,7 +189,7 @@ pub fn parse_delete(
     multi: bool,
 ) -> Result<DeleteStatement> {
     refuse_retried_multi(call, multi)?;
-    let parsing = parsing.with_collation(fields)?;
+    let parsing = parsing.with_collation(fields)?.or_default_of(call, &ns)?;
     let filter = parsing.filter(fields.required_document(filter)?)?;
     Ok(DeleteStatement { ns, filter, multi, hint: query::hint(fields)? })
 }
