@@ -64,6 +64,10 @@ impl EventPipeline for All {
     fn apply(&self, event: &Scanned<'_>) -> rockdove_documents::Result<Option<Doc>> {
         Ok(Some(event.doc().clone()))
     }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
 }
 
 async fn count_one(payload: usize) -> Result<Copies> {

@@ -70,8 +70,14 @@ async fn insert(engine: &Engine, ns: &Namespace, from: u64, upto: u64) -> Result
         if under_way.len() < IN_FLIGHT
             && let Some(statements) = batches.pop_front()
         {
-            let write =
-                Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false };
+            let write = Write {
+                statements,
+                ordered: true,
+                retry: None,
+                ack: Ack::Written,
+                bypass_validation: false,
+                interrupt: None,
+            };
             let engine = engine.clone();
             under_way.push_back(tokio::spawn(async move { engine.write(write).await }));
             continue;

@@ -24,6 +24,10 @@ impl EventPipeline for Match {
     fn needs(&self) -> Vec<Alternatives<'_>> {
         self.0.needs()
     }
+
+    fn is_cheap(&self) -> bool {
+        self.0.is_cheap()
+    }
 }
 
 /// What the streams of a run ask for; none of them matches a message.
@@ -95,8 +99,14 @@ async fn cost(streams: usize, conditions: Conditions, inserts: u64) -> Result<f6
     let before = cpu_time()?;
     for n in 0..inserts {
         let statements = vec![Statement::Insert { ns: ns.clone(), doc: message(n) }];
-        let write =
-            Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        };
         engine.write(write).await?;
     }
     // A stream is up to date when its token says so: only then all have looked at everything.

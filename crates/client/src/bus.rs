@@ -1,6 +1,7 @@
 //! The bus: one messaging node, and the handle an application holds.
 
 use crate::backend::Backend;
+use crate::clock::{self, WallClock};
 use crate::driver::DriverBackend;
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
 use crate::listen::{
@@ -18,7 +19,7 @@ use rockdove_messages::{Layout, Message, MessageId, Names, Participant, SELF, Se
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a shutdown waits for interrupted listeners to give their messages back.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
@@ -173,7 +174,7 @@ impl Bus {
         let mut fresh = false;
         paused.entry(topic.into()).or_insert_with(|| {
             fresh = true;
-            Instant::now()
+            clock::now()
         });
         fresh
     }
@@ -183,7 +184,7 @@ impl Bus {
     pub fn resume(&self, topic: &str) -> Option<Duration> {
         let since = self.node.paused.lock().remove(topic)?;
         self.urge_polls();
-        Some(since.elapsed())
+        Some(clock::since(since))
     }
 
     /// The paused topics.
@@ -314,6 +315,7 @@ pub struct BusBuilder {
     send_only: bool,
     reach: Option<Duration>,
     rejection: Option<Box<RejectionHandler>>,
+    clock: Option<Box<WallClock>>,
 }
 
 impl BusBuilder {
@@ -325,6 +327,7 @@ impl BusBuilder {
             send_only: false,
             reach: None,
             rejection: None,
+            clock: None,
         }
     }
 
@@ -395,6 +398,13 @@ impl BusBuilder {
         self
     }
 
+    /// The node's wall clock, ms since the epoch, in place of the system's: for simulations, and where a better one is
+    /// known.
+    pub fn wall_clock(mut self, clock: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        self.clock = Some(Box::new(clock));
+        self
+    }
+
     /// Opens the bus. A server that cannot be reached is an error after half a minute.
     pub async fn connect(self) -> Result<Bus, ConnectError> {
         let settings = self.settings;
@@ -415,6 +425,9 @@ impl BusBuilder {
         };
         let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;
         node.rejection = self.rejection;
+        if let Some(clock) = self.clock {
+            node.clock = clock;
+        }
         let node = Arc::new(node);
         if !node.send_only {
             start(&node).await?;

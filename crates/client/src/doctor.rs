@@ -4,7 +4,8 @@
 //! a finding says so. Ages go by this machine's clock and the senders'.
 
 use crate::backend::{Backend, BackendResult, Find, Scope, Watch};
-use crate::node::{millis, now_ms};
+use crate::clock;
+use crate::node::millis;
 use bson::{Bson, Document, doc};
 use rockdove_messages::{
     DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, NameError, Names, Participant,
@@ -126,8 +127,13 @@ pub async fn examine(
     limits: Limits,
 ) -> Result<Examination, ExamineError> {
     let names = Names::new(Layout::Standard, queue)?;
-    let mut doctor =
-        Doctor { backend, limits, now: now_ms(), alive: BTreeSet::new(), found: Examination::default() };
+    let mut doctor = Doctor {
+        backend,
+        limits,
+        now: clock::system_ms(),
+        alive: BTreeSet::new(),
+        found: Examination::default(),
+    };
     let announced = doctor.participants(&names).await?;
     let layouts = match layout {
         Some(layout) => vec![layout],

@@ -93,8 +93,14 @@ impl Embedded {
     }
 
     async fn write(&self, statements: Vec<Statement>) -> BackendResult<WriteReply> {
-        let write =
-            Write { statements, ordered: false, retry: None, ack: Ack::Written, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: false,
+            retry: None,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        };
         self.engine.write(write).await.map_err(convert)
     }
 
@@ -381,6 +387,10 @@ impl EventPipeline for Stages {
 
     fn needs(&self) -> Vec<Alternatives<'_>> {
         self.0.iter().flat_map(Filter::needs).collect()
+    }
+
+    fn is_cheap(&self) -> bool {
+        self.0.iter().all(Filter::is_cheap)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::lane::{Lane, Reach};
 use crate::node::Node;
 use parking_lot::{Mutex, RwLock};
 use rockdove_messages::Layout;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Retired lanes kept for their memory.
@@ -21,8 +21,8 @@ const RETIRED_MAX: usize = 100;
 
 #[derive(Default)]
 struct State {
-    by_messages: HashMap<String, Arc<Lane>>,
-    by_locks: HashMap<String, Arc<Lane>>,
+    by_messages: BTreeMap<String, Arc<Lane>>,
+    by_locks: BTreeMap<String, Arc<Lane>>,
     retired: VecDeque<Arc<Lane>>,
 }
 

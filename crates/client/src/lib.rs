@@ -39,6 +39,7 @@
 pub mod backend;
 mod bus;
 mod cache;
+mod clock;
 mod core;
 pub mod doctor;
 mod driver;

@@ -27,7 +27,7 @@
 use crate::backend::{Backend, BackendError, BackendErrorKind, BackendResult, Durability, Find, Updated};
 use crate::bus::Bus;
 use crate::error::ConnectError;
-use crate::node::{CALL_RETRIES, Node, millis, now_ms};
+use crate::node::{CALL_RETRIES, Node, millis};
 use bson::{Bson, DateTime, Document, doc};
 use rockdove_messages::{
     ImplementationCheck, Layout, Lock, Message, MessageId, NameError, Names, Participant, Settings, filter,
@@ -234,10 +234,11 @@ impl Migration {
     /// Takes or prolongs the lock that keeps other migrations of the queue away.
     async fn guard(&self) -> Result<(), MigrateError> {
         let (node, locks) = (self.node(), self.from.locks(""));
-        let until = DateTime::from_millis(now_ms() + GUARD_MS);
+        let until = DateTime::from_millis(node.now_ms() + GUARD_MS);
         let ours = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
         let set = doc! { "$set": { "lock_id": &self.run, "delete_at": until } };
-        let stale = doc! { "_id": MIGRATION_ID, "delete_at": { "$lt": DateTime::from_millis(now_ms()) } };
+        let stale =
+            doc! { "_id": MIGRATION_ID, "delete_at": { "$lt": DateTime::from_millis(node.now_ms()) } };
         for filter in [ours.clone(), stale] {
             let update = || node.backend.update_one(&locks, filter.clone(), set.clone(), false);
             if node.retry(CALL_RETRIES, update).await?.matched > 0 {
@@ -257,7 +258,7 @@ impl Migration {
         let fresh: Vec<_> = found
             .iter()
             .filter_map(Participant::from_document)
-            .filter(|one| one.is_fresh(now_ms(), timeout))
+            .filter(|one| one.is_fresh(node.now_ms(), timeout))
             .collect();
         let of = |layout: Layout| -> Vec<String> {
             let same = fresh.iter().filter(|one| one.implementation.to_string() == layout.implementation());
@@ -320,7 +321,7 @@ impl Migration {
             return Ok(());
         };
         let Some(id) = message.id.clone() else { return Ok(()) };
-        if message.is_expired(now_ms()) {
+        if message.is_expired(self.node().now_ms()) {
             return Ok(()); // its removal is left to the server
         }
         match (message.is_broadcast(), message.exclusive) {
@@ -486,7 +487,7 @@ impl Migration {
 
     /// Locks an exclusive message at its origin. A lock of an earlier run is ours.
     async fn claim(&self, id: &MessageId, message: &Message) -> BackendResult<bool> {
-        let delete_at = Some(lock_expiry(Layout::Standard, message, now_ms()));
+        let delete_at = Some(lock_expiry(Layout::Standard, message, self.node().now_ms()));
         let lock = Lock { id: id.clone(), delete_at, lock_id: MIGRATION_ID.to_owned() };
         let locks = self.from.locks("");
         if self.insert(&locks, lock.to_document()).await? {

@@ -1,6 +1,7 @@
 //! What all parts of a bus share: identity, settings, back end, listeners, waiting callers.
 
 use crate::backend::{Backend, BackendErrorKind, BackendResult};
+use crate::clock::{self, WallClock};
 use crate::lanes::{Lanes, Workers};
 use crate::listen::{Listeners, RejectionHandler};
 use crate::participants::Heartbeats;
@@ -18,7 +19,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -27,6 +28,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// How long marks, releases and reads are retried.
 pub(crate) const CALL_RETRIES: Duration = Duration::from_secs(30);
+/// How long calls are retried on which it hangs whether a message is lost: as long as the bus runs.
+pub(crate) const WHILE_RUNNING: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Pause before a loop that panicked is started again.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
 
@@ -53,6 +56,8 @@ pub(crate) struct Node {
     pub heartbeats: Mutex<Heartbeats>,
     /// The application's way with rejections.
     pub rejection: Option<Box<RejectionHandler>>,
+    /// This node's wall clock.
+    pub clock: Box<WallClock>,
     pub waiters: Arc<Waiters>,
     /// Paused topics, and since when.
     pub paused: Mutex<HashMap<String, Instant>>,
@@ -84,6 +89,7 @@ impl Node {
             registry: Registry::new(settings.participant_timeout),
             heartbeats: Mutex::default(),
             rejection: None,
+            clock: Box::new(clock::system_ms),
             backend,
             settings,
             names,
@@ -173,11 +179,11 @@ impl Node {
     where
         F: Future<Output = BackendResult<T>>,
     {
-        let deadline = Instant::now() + limit;
+        let deadline = clock::now() + limit;
         let mut pause = RETRY_FIRST;
         loop {
             let error = match call().await {
-                Err(error) if error.is_transient() && Instant::now() + pause < deadline => error,
+                Err(error) if error.is_transient() && clock::now() + pause < deadline => error,
                 result => return result,
             };
             tracing::debug!(node = self.me, %error, "a call failed for now; trying again");
@@ -186,6 +192,11 @@ impl Node {
             }
             pause = (pause * 2).min(RETRY_LONGEST);
         }
+    }
+
+    /// This node's wall clock, ms since the epoch. It may be wrong.
+    pub(crate) fn now_ms(&self) -> i64 {
+        (self.clock)()
     }
 
     pub(crate) fn is_paused(&self, topic: &str) -> bool {
@@ -205,7 +216,7 @@ impl Node {
     /// A failure is reported, not fatal: messages flow without indexes, only slower, and without expiry.
     /// After a passing failure the next use of the collection tries again.
     async fn index(&self, collection: &str, indexes: Vec<IndexDefinition>) {
-        let is_known = |at: &Instant| collection == self.mailbox || at.elapsed() < INDEXED_MEMORY;
+        let is_known = |at: &Instant| collection == self.mailbox || clock::since(*at) < INDEXED_MEMORY;
         if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
         }
@@ -225,12 +236,12 @@ impl Node {
         if complete {
             let mut indexed = self.indexed.lock();
             if indexed.len() >= INDEXED_MAX {
-                indexed.retain(|_, at| at.elapsed() < INDEXED_MEMORY);
+                indexed.retain(|_, at| clock::since(*at) < INDEXED_MEMORY);
             }
             if indexed.len() >= INDEXED_MAX {
                 indexed.clear();
             }
-            indexed.insert(collection.to_owned(), Instant::now());
+            indexed.insert(collection.to_owned(), clock::now());
         }
     }
 
@@ -257,12 +268,6 @@ impl Node {
         targets.dedup();
         Ok(targets)
     }
-}
-
-/// The wall clock, ms since the epoch.
-pub(crate) fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// A duration in ms, as documents hold it.

@@ -7,8 +7,9 @@
 //! heartbeat must also have stood still while we looked on.
 
 use crate::backend::{BackendError, BackendResult, Find};
+use crate::clock;
 use crate::error::ConnectError;
-use crate::node::{CALL_RETRIES, Node, millis, now_ms};
+use crate::node::{CALL_RETRIES, Node, millis};
 use crate::phase::Phase;
 use bson::doc;
 use rockdove_messages::{Implementation, ImplementationCheck, Participant};
@@ -29,7 +30,7 @@ pub(crate) async fn join(node: &Arc<Node>) -> Result<(), ConnectError> {
     if node.settings.implementation_check == ImplementationCheck::Ignore {
         return Ok(());
     }
-    let started_at = now_ms();
+    let started_at = node.now_ms();
     let announced = node.retry(CALL_RETRIES, || async {
         warn_about_twin(node, &list(node).await?);
         announce(node, started_at).await?;
@@ -107,7 +108,7 @@ async fn announce(node: &Node, started_at: i64) -> BackendResult<()> {
         implementation: Implementation::Known(node.names.layout()),
         hostname: node.host.clone(),
         started_at,
-        last_seen: now_ms(),
+        last_seen: node.now_ms(),
     };
     let update = doc! { "$set": participant.to_document() };
     node.backend
@@ -120,7 +121,7 @@ async fn announce(node: &Node, started_at: i64) -> BackendResult<()> {
 pub(crate) async fn list(node: &Node) -> BackendResult<Vec<Participant>> {
     let found = node.backend.find(&node.names.participants(), Find::default()).await?;
     let all: Vec<_> = found.iter().filter_map(Participant::from_document).collect();
-    node.heartbeats.lock().note(&all, Instant::now());
+    node.heartbeats.lock().note(&all, clock::now());
     Ok(all)
 }
 
@@ -152,8 +153,8 @@ impl Heartbeats {
 /// Whether a participant is surely gone: by its clock for three timeouts, and seen standing still for one.
 pub(crate) fn is_gone(node: &Node, one: &Participant) -> bool {
     let timeout = node.settings.participant_timeout;
-    !one.is_fresh(now_ms(), millis(timeout).saturating_mul(GONE_TIMEOUTS))
-        && node.heartbeats.lock().stood_still(&one.id, timeout, Instant::now())
+    !one.is_fresh(node.now_ms(), millis(timeout).saturating_mul(GONE_TIMEOUTS))
+        && node.heartbeats.lock().stood_still(&one.id, timeout, clock::now())
 }
 
 /// Removes the announcements of those that are gone, unless they come back at this moment.
@@ -167,7 +168,7 @@ async fn prune(node: &Node, all: &[Participant]) -> BackendResult<()> {
 
 fn mismatched<'a>(node: &'a Node, all: &'a [Participant]) -> impl Iterator<Item = &'a Participant> {
     let ours = Implementation::Known(node.names.layout());
-    let (now, timeout) = (now_ms(), millis(node.settings.participant_timeout));
+    let (now, timeout) = (node.now_ms(), millis(node.settings.participant_timeout));
     all.iter().filter(move |other| {
         other.id != node.me && other.is_fresh(now, timeout) && other.implementation != ours
     })
@@ -187,7 +188,7 @@ fn warn(node: &Node, other: &Participant) {
 /// Two nodes with one id overwrite each other's announcement and take each other's messages for their own.
 fn warn_about_twin(node: &Node, all: &[Participant]) {
     let timeout = millis(node.settings.participant_timeout);
-    let twin = all.iter().find(|other| other.id == node.me && other.is_fresh(now_ms(), timeout));
+    let twin = all.iter().find(|other| other.id == node.me && other.is_fresh(node.now_ms(), timeout));
     if let Some(twin) = twin {
         tracing::warn!(
             node.me,

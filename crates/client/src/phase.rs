@@ -8,8 +8,9 @@
 //! Draining: no new work is taken, running listeners go on, and may still send and receive answers.
 //! Interrupting: running listeners are cancelled, their exclusive messages un-marked and released.
 
+use parking_lot::Mutex;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Phase {
@@ -19,18 +20,20 @@ pub(crate) enum Phase {
     Stopped,
 }
 
-/// The current phase; it only ever advances.
+/// The current phase; it only ever advances. Who waits for it is woken in the order of waiting, so that simulations can
+/// be repeated (a `watch` wakes in random order).
 pub(crate) struct Life {
-    phase: watch::Sender<Phase>,
+    phase: Mutex<Phase>,
+    advanced: Notify,
 }
 
 impl Life {
     pub(crate) fn new() -> Self {
-        Self { phase: watch::Sender::new(Phase::Running) }
+        Self { phase: Mutex::new(Phase::Running), advanced: Notify::new() }
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        *self.phase.borrow()
+        *self.phase.lock()
     }
 
     /// Whether new work is taken.
@@ -40,20 +43,28 @@ impl Life {
 
     /// Advances to `phase`; false when it was reached before.
     pub(crate) fn advance(&self, phase: Phase) -> bool {
-        self.phase.send_if_modified(|current| {
-            let advances = *current < phase;
-            if advances {
-                *current = phase;
+        {
+            let mut current = self.phase.lock();
+            if *current >= phase {
+                return false;
             }
-            advances
-        })
+            *current = phase;
+        }
+        self.advanced.notify_waiters();
+        true
     }
 
     /// Returns once `phase` is reached.
     pub(crate) async fn reached(&self, phase: Phase) {
-        let mut phases = self.phase.subscribe();
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = phases.wait_for(|current| *current >= phase).await;
+        loop {
+            let advanced = self.advanced.notified();
+            tokio::pin!(advanced);
+            advanced.as_mut().enable();
+            if self.phase() >= phase {
+                return;
+            }
+            advanced.await;
+        }
     }
 
     /// Sleeps, or returns false as soon as `phase` is reached.

@@ -8,6 +8,7 @@
 //! status listener never shows up here.
 
 use crate::bus::Bus;
+use crate::clock;
 use crate::error::SendError;
 use crate::mailbox;
 use crate::node::Node;
@@ -76,7 +77,7 @@ impl Registry {
             if topics.is_empty() {
                 nodes.remove(&answer.sender);
             } else if nodes.len() < PARTICIPANTS_MAX || nodes.contains_key(&answer.sender) {
-                nodes.insert(answer.sender.clone(), Entry { topics, seen: Instant::now() });
+                nodes.insert(answer.sender.clone(), Entry { topics, seen: clock::now() });
             }
         }
         self.news.send_modify(|count| *count += 1);
@@ -84,7 +85,7 @@ impl Registry {
 
     /// Forgets who did not answer for too long.
     fn prune(&self) {
-        self.nodes.lock().retain(|_, entry| entry.seen.elapsed() < self.timeout);
+        self.nodes.lock().retain(|_, entry| clock::since(entry.seen) < self.timeout);
     }
 
     /// The active nodes' ids.
@@ -99,18 +100,18 @@ impl Registry {
         let known = |(id, entry): (&String, &Entry)| KnownNode {
             id: id.clone(),
             topics: entry.topics.clone(),
-            seen: entry.seen.elapsed(),
+            seen: clock::since(entry.seen),
         };
         nodes.iter().map(known).collect()
     }
 
     fn is_listened(&self, topic: &str) -> bool {
-        let is_fresh = |entry: &&Entry| entry.seen.elapsed() < self.timeout;
+        let is_fresh = |entry: &&Entry| clock::since(entry.seen) < self.timeout;
         self.nodes.lock().values().filter(is_fresh).any(|entry| entry.topics.contains(topic))
     }
 
     fn is_active(&self, id: &str) -> bool {
-        self.nodes.lock().get(id).is_some_and(|entry| entry.seen.elapsed() < self.timeout)
+        self.nodes.lock().get(id).is_some_and(|entry| clock::since(entry.seen) < self.timeout)
     }
 }
 
@@ -128,6 +129,7 @@ pub(crate) async fn discover(node: Arc<Node>) {
                 // The answers are noted where they arrive; here they are only taken, until it is time to ask again.
                 let take = async { while let Some(Ok(_)) = answers.next().await {} };
                 tokio::select! {
+                    biased;
                     () = take => {}
                     () = node.registry.wanted.notified() => {}
                 }
@@ -178,7 +180,7 @@ async fn settle(
     if check == RegistryCheck::Ignore || is_known() {
         return Ok(());
     }
-    let just_asked = node.registry.in_vain.lock().is_some_and(|at| at.elapsed() < NO_NEWS);
+    let just_asked = node.registry.in_vain.lock().is_some_and(|at| clock::since(at) < NO_NEWS);
     if !just_asked && waited_for(node, &is_known).await {
         return Ok(());
     }
@@ -205,7 +207,7 @@ async fn waited_for(node: &Node, is_known: &impl Fn() -> bool) -> bool {
             deadline = deadline.min(tokio::time::Instant::now() + SETTLE);
         }
     }
-    *node.registry.in_vain.lock() = Some(Instant::now());
+    *node.registry.in_vain.lock() = Some(clock::now());
     false
 }
 

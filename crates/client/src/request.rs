@@ -70,7 +70,10 @@ impl Bus {
         let deadline = now.checked_add(timeout).unwrap_or_else(|| now + Duration::from_secs(86_400 * 365));
         let id = request.id.get_or_insert_with(MessageId::generate).clone();
         let mailbox = node.waiters.register(&id, limit)?;
-        node.send(request).await?;
+        match tokio::time::timeout_at(deadline, node.send(request)).await {
+            Ok(sent) => sent?,
+            Err(_) => return Err(RequestError::Timeout), // the server cannot be reached
+        };
         Ok((mailbox, deadline))
     }
 }

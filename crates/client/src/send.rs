@@ -5,7 +5,7 @@
 
 use crate::backend::{BackendError, BackendErrorKind, Durability, Find};
 use crate::error::{SendError, SendManyError};
-use crate::node::{Node, now_ms};
+use crate::node::Node;
 use crate::phase::Phase;
 use crate::registry;
 use bson::Document;
@@ -80,7 +80,7 @@ impl Node {
             return Err(SendError::ShuttingDown);
         }
         let default_ttl_ms = self.settings.default_ttl_ms();
-        let sending = Sending { sender: &self.me, host: &self.host, now_ms: now_ms(), default_ttl_ms };
+        let sending = Sending { sender: &self.me, host: &self.host, now_ms: self.now_ms(), default_ttl_ms };
         Ok(prepare(message, &sending)?)
     }
 

@@ -1,7 +1,7 @@
 //! The built-in status listener: answers what this node is and does.
 
 use crate::listen::{Delivery, HandlerError, SubscribeOptions};
-use crate::node::{Node, now_ms};
+use crate::node::Node;
 use rockdove_messages::Message;
 use rockdove_messages::status::{Level, Report, answer};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ async fn reply(delivery: Delivery) -> Result<Option<Message>, HandlerError> {
         return Ok(None);
     }
     let level = Level::from_value(delivery.value.as_deref());
-    let received_after_ms = now_ms().saturating_sub(delivery.timestamp);
+    let received_after_ms = delivery.bus().node().now_ms().saturating_sub(delivery.timestamp);
     let report = Report { received_after_ms, ..report(delivery.bus().node()) };
     Ok(Some(delivery.derive_answer().map_value(answer(level, &report))))
 }

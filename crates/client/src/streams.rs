@@ -118,6 +118,7 @@ impl Stream {
             let follow = self.clone().follow(self.plan(&topics), established);
             let mut next = Running(self.node.runtime.spawn(follow));
             tokio::select! {
+                biased;
                 Ok(()) = stands => self.standing.send_modify(|standing| *standing = Some(topics)),
                 _ = &mut next.0 => {
                     tracing::error!(source = ?self.source, "the stream task ended; starting another");
@@ -133,6 +134,7 @@ impl Stream {
                 }
             };
             tokio::select! {
+                biased;
                 _ = changed => tokio::time::sleep(TOPICS_SETTLE).await,
                 () = self.restart.notified() => {}
                 _ = &mut stream.0 => tracing::error!(source = ?self.source, "the stream task ended; starting another"),

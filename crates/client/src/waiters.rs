@@ -9,7 +9,7 @@
 use crate::error::{RequestError, SendError};
 use parking_lot::Mutex;
 use rockdove_messages::{Message, MessageId};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
@@ -44,7 +44,7 @@ impl Entry {
 
 #[derive(Default)]
 struct State {
-    entries: HashMap<MessageId, Entry>,
+    entries: BTreeMap<MessageId, Entry>,
     closed: bool,
     collected: u64,
 }

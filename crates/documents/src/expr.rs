@@ -8,6 +8,7 @@
 //! * Field paths and variables give views of the document or the variable: nothing is copied to be looked at.
 //! * Evaluation is a function of the expression and its [`Context`], `$rand` and `$sampleRate` excepted.
 //! * Whatever the values, evaluation ends in a value or an error, never in a panic.
+//! * Whatever repeats itself counts its steps ([`crate::interrupt`]), so that a long evaluation can be ended.
 //!
 //! To add an operator, add its line to the table of its module (`table.rs` lists them) and its function.
 
@@ -40,6 +41,7 @@ pub(crate) use sums::{Deviation, Sum};
 
 use crate::collation::Collation;
 use crate::filter::{ExprPredicate, Filter, FilterOptions};
+use crate::interrupt::{BYTES_PER_STEP, steps_of, tick};
 use crate::{DocBuilder, Owned, RawDoc, Result, Timestamp, Value};
 use std::sync::Arc;
 
@@ -349,7 +351,13 @@ impl Node {
         match self {
             Node::Constant(value) => Ok(Val::Ref(value.value())),
             Node::Absent => Ok(Val::Missing),
-            Node::Path(base, parts) => Ok(path::eval(base, parts, context)),
+            Node::Path(base, parts) => {
+                let value = path::eval(base, parts, context);
+                if let Val::Own(made) = &value {
+                    tick(steps_of(made.value()))?;
+                }
+                Ok(value)
+            }
             Node::Document(fields) => {
                 let mut doc = DocBuilder::new();
                 for (name, node) in fields {
@@ -358,6 +366,7 @@ impl Node {
                         args::check_size(doc.size())?;
                     }
                 }
+                tick(doc.size() / BYTES_PER_STEP)?;
                 Ok(Val::Own(Owned::Document(doc.finish())))
             }
             Node::Array(items) => {
@@ -366,14 +375,21 @@ impl Node {
                     array.push_value(node.eval(context)?.get().unwrap_or(Value::Null));
                     args::check_size(array.size())?;
                 }
+                tick(array.size() / BYTES_PER_STEP)?;
                 Ok(Val::Own(Owned::Array(array.finish())))
             }
             Node::Call(operator, nodes) => {
                 let mut args = args::Args::new();
+                let mut steps = 1;
                 for node in nodes {
-                    args.push(node.eval(context)?);
+                    let arg = node.eval(context)?;
+                    steps += steps_of(arg.value());
+                    args.push(arg);
                 }
-                (operator.run)(args, context)
+                tick(steps)?;
+                let value = (operator.run)(args, context)?;
+                tick(steps_of(value.value()))?;
+                Ok(value)
             }
             Node::Control(control) => control.eval(context),
         }

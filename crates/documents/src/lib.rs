@@ -36,6 +36,7 @@ pub mod collation;
 pub mod compare;
 pub mod decimal;
 pub mod filter;
+pub mod interrupt;
 pub mod key;
 pub mod number;
 pub mod path;

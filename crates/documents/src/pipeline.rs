@@ -34,6 +34,7 @@ pub use merge::{Merge, Sink, Target, WhenMatched, WhenNotMatched};
 
 use crate::expr::{Context, Surroundings, Variables};
 use crate::filter::{Alternatives, Filter};
+use crate::interrupt::{BYTES_PER_STEP, tick};
 use crate::update::UpdateOptions;
 use crate::{Code, Doc, Error, Owned, RawDoc, Result, Scanned, Timestamp, Value, code};
 use std::fmt::Debug;
@@ -74,6 +75,9 @@ impl Tables for NoTables {
 /// Bytes that the blocking stages of a pipeline may hold, unless told otherwise (MongoDB manual, "Aggregation
 /// Pipeline Limits").
 pub const MEMORY_MAX: usize = 100 << 20;
+
+/// A pipeline of more stages is not cheap, however simple they are.
+const CHEAP_STAGES_MAX: usize = 16;
 
 const MEMORY_EXCEEDED: Code = Code { number: 292, name: "QueryExceededMemoryLimitNoDiskUseAllowed" };
 
@@ -189,6 +193,18 @@ fn stream(docs: Vec<Doc>) -> Docs {
     Box::new(docs.into_iter().map(Ok))
 }
 
+/// A stage's output, whose documents count as steps: a stage may make many of few, or read many for none.
+struct Counted(Docs);
+
+impl Iterator for Counted {
+    type Item = Result<Doc>;
+
+    fn next(&mut self) -> Option<Result<Doc>> {
+        let doc = self.0.next()?;
+        Some(doc.and_then(|doc| tick(1 + doc.bytes().len() / BYTES_PER_STEP).map(|()| doc)))
+    }
+}
+
 /// One stage.
 trait Stage: Debug + Send + Sync {
     /// The stage's output for an input.
@@ -233,6 +249,15 @@ struct Planned {
     name: &'static str,
     spec: Owned,
     stage: Arc<dyn Stage>,
+}
+
+impl Planned {
+    fn is_cheap_map(&self) -> bool {
+        match self.stage.as_filter() {
+            Some(filter) => filter.is_cheap(),
+            None => self.stage.as_map().is_some() && !has_operator(self.spec.value()),
+        }
+    }
 }
 
 /// The start of a pipeline that a planner can take over.
@@ -342,8 +367,11 @@ impl Pipeline {
 
     /// Runs the stages from the given one on.
     pub fn run_from(&self, first: usize, input: Docs, environment: &Arc<Environment>) -> Result<Docs> {
-        let stages = self.stages.iter().skip(first);
-        stages.into_iter().try_fold(input, |docs, planned| planned.stage.clone().run(docs, environment))
+        let mut docs = input;
+        for planned in self.stages.iter().skip(first) {
+            docs = Box::new(Counted(planned.stage.clone().run(docs, environment)?));
+        }
+        Ok(docs)
     }
 
     /// What the pipeline makes of one document, if it has only stages that make at most one of each: those
@@ -372,6 +400,21 @@ impl Pipeline {
         self.stages.iter().map_while(|planned| planned.stage.as_filter()).flat_map(Filter::needs).collect()
     }
 
+    /// Whether what it makes of one document takes little time for sure: cheap filters ([`Filter::is_cheap`]), and
+    /// stages that take, drop or rename fields without computing anything.
+    pub fn is_cheap(&self) -> bool {
+        self.stages.len() <= CHEAP_STAGES_MAX && self.stages.iter().all(Planned::is_cheap_map)
+    }
+
+    /// Whether the stages from the given one on take time in proportion to the documents they are given at most.
+    pub fn is_cheap_from(&self, first: usize) -> bool {
+        let is_cheap = |planned: &Planned| {
+            matches!(planned.name, "$limit" | "$skip" | "$sort" | "$count") || planned.is_cheap_map()
+        };
+        let stages = self.stages.get(first..).unwrap_or_default();
+        stages.len() <= CHEAP_STAGES_MAX && stages.iter().all(is_cheap)
+    }
+
     fn apply_from(&self, first: usize, doc: Doc, environment: &Environment) -> Result<Option<Doc>> {
         let mut doc = doc;
         for planned in self.stages.iter().skip(first) {
@@ -394,6 +437,16 @@ impl Pipeline {
             .iter()
             .for_each(|planned| parse::collections(planned.name, planned.spec.value(), &mut reads));
         reads
+    }
+}
+
+/// Whether a stage's specification has an operator anywhere.
+fn has_operator(spec: Value<'_>) -> bool {
+    match spec {
+        Value::Document(inner) | Value::Array(inner) => {
+            inner.iter().any(|element| element.key().starts_with('$') || has_operator(element.value()))
+        }
+        _ => false,
     }
 }
 

@@ -94,11 +94,25 @@ impl Projection {
     pub fn is_identity(&self) -> bool {
         self.kind == Kind::Identity
     }
+
+    /// Whether it computes nothing that may take long.
+    pub fn is_cheap(&self) -> bool {
+        self.root.is_cheap()
+    }
 }
 
 impl Node {
     fn rule(&self, name: &[u8]) -> Option<&Rule> {
         self.rules.iter().find(|(field, _)| field.as_bytes() == name).map(|(_, rule)| rule)
+    }
+
+    fn is_cheap(&self) -> bool {
+        self.rules.iter().all(|(_, rule)| match rule {
+            Rule::Compute(_) => false,
+            Rule::ElemMatch(filter) => filter.is_cheap(),
+            Rule::Nested(node) => node.is_cheap(),
+            Rule::Include | Rule::Exclude | Rule::Slice(_) => true,
+        })
     }
 
     /// Whether anything below is added to documents that do not have it.

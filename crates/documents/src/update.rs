@@ -52,6 +52,8 @@ pub struct Update {
     filters: Vec<ArrayFilter>,
     /// Bytes of its text.
     bytes: usize,
+    /// Whether its conditions on elements have expressions, schemas or regular expressions.
+    asks_much: bool,
     collation: Option<Arc<Collation>>,
     now_ms: i64,
     timestamp: Timestamp,
@@ -95,6 +97,15 @@ impl Update {
     /// Bytes of its text: the replacement, the operators or the pipeline.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether applying it takes time in proportion to the document and its text at most.
+    pub fn is_cheap(&self) -> bool {
+        match &self.kind {
+            Kind::Replacement(_) => true,
+            Kind::Operators(_) => !self.asks_much,
+            Kind::Pipeline(pipeline) => pipeline.is_cheap(),
+        }
     }
 
     /// Applies the update. `positional` is the array position that the query matched, for `$`; with

@@ -3,6 +3,7 @@
 use crate::namespace::Namespace;
 use bytes::Bytes;
 use rockdove_documents::filter::Filter;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::Update;
@@ -43,6 +44,9 @@ pub struct Write {
     pub ack: Ack,
     /// Skip the collections' validators.
     pub bypass_validation: bool,
+    /// Asked while documents are looked for and changed: an error ends the whole write with it. What it has done by
+    /// then stays.
+    pub interrupt: Option<Interrupt>,
 }
 
 /// One statement.
@@ -195,6 +199,8 @@ pub struct FindAndModify {
     pub ack: Ack,
     /// Skip the collection's validator.
     pub bypass_validation: bool,
+    /// Asked while the document is looked for and changed: an error ends the command with it, before it did anything.
+    pub interrupt: Option<Interrupt>,
 }
 
 /// What [`FindAndModify`] does.

@@ -6,11 +6,12 @@ use crate::effects::Effect;
 use crate::index::{ID_INDEX, IndexSpec, inheriting};
 use crate::namespace::Namespace;
 use crate::sequencer::{Batch, Sequencer};
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
+use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
 
 /// Most indexes of a collection (MongoDB manual, limits).
 const INDEXES_MAX: usize = 64;
+const GRAPH_CONTAINS_CYCLE: Code = Code { number: 5, name: "GraphContainsCycle" };
 /// Options of `collMod` that go into a collection's own options.
 const MODIFIABLE: [&str; 4] =
     ["validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages"];
@@ -48,9 +49,25 @@ fn create(seq: &mut Sequencer, ns: &Namespace, options: Doc, batch: &mut Batch) 
             format!("namespace {ns} already exists, but with different options: {:?}", there.info.options);
         return Err(Error::new(code::NAMESPACE_EXISTS, message));
     }
-    CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+    let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+    refuse_cycle(seq, &info)?;
     seq.create_collection(ns, options, batch)?;
     Ok(changed())
+}
+
+/// Refuses a view that reads itself, by way of other views too.
+fn refuse_cycle(seq: &Sequencer, info: &CollectionInfo) -> Result<()> {
+    let mut view = info.view.clone();
+    // A log of before this check may hold a cycle of others: reading these fails, and this ends.
+    for _ in 0..=seq.state.collections().count() {
+        let Some(read) = view else { break };
+        if read.on == info.ns {
+            let message = format!("View cycle detected: {} reads itself", info.ns);
+            return Err(Error::new(GRAPH_CONTAINS_CYCLE, message));
+        }
+        view = seq.state.collection(&read.on).and_then(|collection| collection.info.view.clone());
+    }
+    Ok(())
 }
 
 fn modify(
@@ -79,7 +96,8 @@ fn modify(
             options.append_element(element);
         }
         let options = options.finish();
-        CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+        let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
+        refuse_cycle(seq, &info)?;
         seq.effect(batch, Effect::Modify { collection: collection.info.number, options }, None)?;
     }
     Ok(reply)

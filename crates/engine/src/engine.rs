@@ -11,6 +11,7 @@ use crate::feed::{ChangeStream, Feed, FeedStats};
 use crate::groups::{EventPipeline, Scope};
 use crate::keeper::{Keeper, Limits};
 use crate::limits::{Disk, Memory};
+use crate::multi::{self, LOOKING_MAX};
 use crate::open::{self, OpenError};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
@@ -18,6 +19,7 @@ use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rockdove_documents::filter::Filter;
+use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
 use rockdove_journal::SyncPolicy;
@@ -26,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Requests that may wait for the sequencer; more make their callers wait.
 const REQUESTS_MAX: usize = 4096;
@@ -108,6 +110,8 @@ struct Inner {
     closing: AtomicBool,
     sequencer: Mutex<Option<JoinHandle<()>>>,
     keeper: Mutex<Option<Keeper>>,
+    /// Turns for statements that look for many documents.
+    looking: Arc<Semaphore>,
     recovery: open::Report,
 }
 
@@ -156,6 +160,7 @@ impl Engine {
             closing: AtomicBool::new(false),
             sequencer: Mutex::new(Some(thread)),
             keeper: Mutex::new(None),
+            looking: Arc::new(Semaphore::new(LOOKING_MAX)),
             recovery: opened.report,
         });
         let engine = Engine(inner);
@@ -221,6 +226,13 @@ impl Engine {
             }
         }
         let is_small = is_small(&write);
+        let write = match is_small {
+            true => write,
+            false => match multi::write(self, &self.0.looking, write).await {
+                Ok(reply) => return Ok(reply),
+                Err(write) => write?,
+            },
+        };
         self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
     }
 
@@ -228,8 +240,9 @@ impl Engine {
     pub async fn find_and_modify(&self, command: FindAndModify) -> Result<FindAndModifyReply, WriteError> {
         let is_small = match &command.action {
             Modify::Remove => true,
-            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX,
+            Modify::Update { update, .. } => update.bytes() <= SMALL_BYTES_MAX && update.is_cheap(),
         };
+        let is_small = is_small && command.projection.as_ref().is_none_or(Projection::is_cheap);
         let is_small = is_small && finds_by_id(&command.filter, command.sort.as_ref(), command.hint.as_ref());
         self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
     }
@@ -296,7 +309,7 @@ impl Engine {
         self.0.term
     }
 
-    async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
+    pub(crate) async fn ask<R>(&self, request: impl FnOnce(oneshot::Sender<R>) -> Request) -> Result<R> {
         self.ask_soon(false, request).await
     }
 
@@ -355,8 +368,8 @@ fn is_small(write: &Write) -> bool {
     let small = |statement: &Statement| match statement {
         Statement::Insert { doc, .. } => doc.bytes().len() <= SMALL_BYTES_MAX,
         Statement::Update(update) => {
-            let size = update.update.bytes();
-            size <= SMALL_BYTES_MAX && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
+            let small = update.update.bytes() <= SMALL_BYTES_MAX && update.update.is_cheap();
+            small && finds_by_id(&update.filter, update.sort.as_ref(), update.hint.as_ref())
         }
         Statement::Delete(delete) => finds_by_id(&delete.filter, None, delete.hint.as_ref()),
         Statement::Refused(_) => true,
@@ -364,10 +377,11 @@ fn is_small(write: &Write) -> bool {
     write.statements.len() <= SMALL_STATEMENTS_MAX && write.statements.iter().all(small)
 }
 
-/// Whether the planner finds a statement's documents, one at most, in the `_id` index. It would not with a hint or
-/// an order of another kind, or for another collation than the index has.
+/// Whether the planner finds a statement's documents, one at most, in the `_id` index, and asking about it is
+/// little work. It would not with a hint or an order of another kind, or for another collation than the index has.
 fn finds_by_id(filter: &Filter, sort: Option<&Sort>, hint: Option<&Hint>) -> bool {
-    sort.is_none() && hint.is_none() && filter.collation().is_none() && filter.names_one_id()
+    let is_plain = sort.is_none() && hint.is_none() && filter.collation().is_none();
+    is_plain && filter.names_one_id() && filter.is_cheap()
 }
 
 fn shutting_down() -> Error {
@@ -410,7 +424,14 @@ mod tests {
 
     fn write(statement: Statement) -> Write {
         let statements = vec![statement];
-        Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false }
+        Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        }
     }
 
     #[test]

@@ -7,23 +7,26 @@
 //! The dispatcher evaluates each distinct pipeline at most once per event, away from the sequencer, and wakes only
 //! the streams of groups that matched (`groups.rs`). While few pipelines are followed, whoever publishes a few events
 //! delivers them at once instead: that costs less than waking the dispatcher, and the streams hear of it sooner. A
-//! stream that lags behind what its group remembers reads the ring itself.
+//! stream that lags behind what its group remembers reads the ring itself, and so does the stream of a pipeline that
+//! may take long: on a thread of its own, so that it holds up itself only.
 //!
 //! Invariants
 //! * Every stream sees events in the log's order, each at most once; a position is a time in the log.
 //! * A slow stream holds a position, not events. When its position falls out of the ring, it gets
 //!   `ChangeStreamHistoryLost` and nobody else notices.
-//! * Publishing never waits for a stream.
+//! * Publishing never waits for a stream, nor does any stream for another one's pipeline.
 
 use crate::event::{Event, Token, TokenKind, View};
 use crate::groups::{CHUNK, EventPipeline, Found, Group, GroupKey, Groups, Scope};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Result, Timestamp, code};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// How many events are delivered in one go; streams open between two goes.
 const DELIVERY_MAX: usize = 64;
@@ -31,6 +34,10 @@ const DELIVERY_MAX: usize = 64;
 const DELIVER_AT_ONCE_MAX: usize = 4;
 /// So many of the newest events are looked at before the others are searched.
 const NEAR: usize = 8;
+/// How long a stream of a pipeline that may take long evaluates before it delivers what it found.
+const ASIDE_TIME: Duration = Duration::from_millis(50);
+/// So many streams do so at one time; more wait for their turn.
+const ASIDE_MAX: usize = 4;
 /// Most events the ring keeps, whatever their size.
 const RING_EVENTS_MAX: usize = 1_000_000;
 /// The groups let go of what the ring has dropped once this part of its limit was dropped.
@@ -52,6 +59,8 @@ struct Shared {
     /// Bytes that the ring had dropped when the groups last let go of what it dropped. Moved like the mark.
     forgotten: AtomicU64,
     stopping: AtomicBool,
+    /// Turns for streams that evaluate events themselves.
+    aside: Arc<Semaphore>,
     wake: (Mutex<()>, Condvar),
     epoch: u32,
 }
@@ -97,6 +106,7 @@ impl Feed {
             dispatched: AtomicU64::new(last.bits()),
             forgotten: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            aside: Arc::new(Semaphore::new(ASIDE_MAX)),
             wake: (Mutex::new(()), Condvar::new()),
             epoch,
         });
@@ -344,7 +354,7 @@ impl ChangeStream {
             let group = self.group.clone();
             let mut news = std::pin::pin!(group.news.notified());
             news.as_mut().enable();
-            let batch = self.take(count_max.max(1), bytes_max)?;
+            let batch = self.take(count_max.max(1), bytes_max).await?;
             if !batch.events.is_empty() || batch.ended || Instant::now() >= deadline {
                 return Ok(batch);
             }
@@ -353,7 +363,7 @@ impl ChangeStream {
     }
 
     /// What is there now.
-    fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
+    async fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
         let (mut events, mut bytes) = (Vec::new(), 0);
         let mut token = None;
         if let Some(last) = self.owed.take() {
@@ -363,9 +373,9 @@ impl ChangeStream {
         }
         'more: while !self.ended && events.len() < count_max {
             if self.shared.stopping.load(Ordering::Acquire) {
-                return Err(Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down"));
+                return Err(shutting_down());
             }
-            let (found, seen_upto) = self.look()?;
+            let (found, seen_upto) = self.look().await?;
             let nothing = found.is_empty();
             for found in found {
                 let size =
@@ -405,7 +415,7 @@ impl ChangeStream {
     }
 
     /// What comes after the position, and up to where everything was looked at.
-    fn look(&self) -> Result<(Vec<Found>, Timestamp)> {
+    async fn look(&self) -> Result<(Vec<Found>, Timestamp)> {
         let dispatched = Timestamp::from_bits(self.shared.dispatched.load(Ordering::Acquire));
         if let Some(found) = self.group.recall(self.position) {
             let upto = if found.len() < CHUNK { dispatched } else { self.position };
@@ -418,13 +428,43 @@ impl ChangeStream {
         self.shared.check_history(self.position)?;
         let events = self.shared.ring.read().after(self.position, CHUNK);
         let upto = events.last().map_or(self.position, |event| event.at);
-        let found = events.iter().filter_map(|event| self.group.evaluate(event, self.shared.epoch)).collect();
-        Ok((found, upto))
+        let (group, epoch) = (self.group.clone(), self.shared.epoch);
+        if events.is_empty() || group.is_cheap() {
+            let found = events.iter().filter_map(|event| group.evaluate(event, epoch)).collect();
+            return Ok((found, upto));
+        }
+        let turn = self.shared.aside.clone().acquire_owned().await.map_err(|_| shutting_down())?;
+        // Who waits for it may go away: then it ends as soon as it looks.
+        let wanted = Arc::new(AtomicBool::new(true));
+        let _until_dropped = StopWanting(wanted.clone());
+        let interrupt = Interrupt::new(move || match wanted.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(Error::new(code::INTERRUPTED, "operation was interrupted")),
+        });
+        let work = move || {
+            let _turn = turn; // also if nobody waits for the result any more
+            interrupt.during(|| group.evaluate_for(ASIDE_TIME, &events, epoch))
+        };
+        let evaluated = tokio::task::spawn_blocking(work).await;
+        evaluated.map_err(|error| Error::new(code::INTERNAL_ERROR, format!("a pipeline failed: {error}")))
     }
 
     fn high_water(&self) -> Doc {
         Token { at: self.position, epoch: self.shared.epoch, kind: TokenKind::HighWater }.to_doc()
     }
+}
+
+/// Tells work that its result is not wanted any more.
+struct StopWanting(Arc<AtomicBool>);
+
+impl Drop for StopWanting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+fn shutting_down() -> Error {
+    Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down")
 }
 
 /// An event without its `_id` cannot be resumed from (MongoDB manual, change streams: modify output).
@@ -454,6 +494,10 @@ mod tests {
         fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
             let operation = event.get("operationType").and_then(|operation| operation.as_str());
             Ok((self.0.is_empty() || operation == Some(self.0)).then(|| event.doc().clone()))
+        }
+
+        fn is_cheap(&self) -> bool {
+            true
         }
     }
 
@@ -617,6 +661,45 @@ mod tests {
         }
         assert_eq!(kinds, ["insert", "drop", "invalidate"]);
         assert_eq!(key_of(&doc! { "a": 1, "_id": 2 }), doc! { "_id": 2 });
+    }
+
+    /// Waits in every evaluation until it is let on.
+    struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl EventPipeline for Slow {
+        fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
+            let let_on = self.0.lock().recv_timeout(Duration::from_secs(30));
+            let_on.map_err(|error| Error::bad_value(error.to_string()))?;
+            Ok(Some(event.doc().clone()))
+        }
+
+        fn is_cheap(&self) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_slow_pipeline_holds_up_its_own_stream_only() {
+        let feed = feed(1 << 20);
+        let (let_on, slow) = std::sync::mpsc::channel();
+        let slow = Arc::new(Slow(Mutex::new(slow)));
+        let stages = bytes::Bytes::from_static(b"slow");
+        let mut slow = feed.follow(collection(), View::default(), stages, slow, at(0)).unwrap();
+        let mut quick = follow(&feed, collection(), "", 0).unwrap();
+        let mut cancelled = Box::pin(slow.next(9, 1 << 20, Duration::from_secs(30)));
+        for n in 1..=3 {
+            feed.publish(vec![insert(n, "a.b")], at(n)); // does not wait for the slow pipeline
+            let waits = poll_fn(|context| Poll::Ready(cancelled.as_mut().poll(context).is_pending())).await;
+            assert!(waits, "nothing was let on");
+            assert_eq!(ids(&mut quick, 1).await, [n as i64]);
+        }
+        drop(cancelled);
+        (0..10).for_each(|_| let_on.send(()).unwrap());
+        assert_eq!(ids(&mut slow, 3).await, [1, 2, 3], "a cancelled wait loses nothing");
+        drop(let_on);
+        let turns =
+            tokio::time::timeout(Duration::from_secs(5), feed.shared.aside.acquire_many(ASIDE_MAX as u32));
+        assert!(turns.await.is_ok(), "turns come back");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Reading: a query over a snapshot, evaluated lazily.
+//! Reading: a query over a snapshot, evaluated lazily. Each candidate counts as a step that an interrupt can end.
 
 use crate::collection::Collection;
 use crate::command::Hint;
@@ -7,19 +7,15 @@ use crate::namespace::Namespace;
 use crate::plan::{self, Plan};
 use crate::scan::Scan;
 use crate::state::State;
-use crate::statement::check_deadline;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, Result};
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Documents that a sort without an index may hold, in bytes (MongoDB manual, limits: 100 MiB).
 const SORT_BYTES_MAX: usize = 100 << 20;
-/// The deadline is looked at once per so many candidates.
-const DEADLINE_EVERY: u32 = 256;
 
 /// A query.
 #[derive(Clone, Debug)]
@@ -38,14 +34,12 @@ pub struct Find {
     pub limit: u64,
     /// Which index to use.
     pub hint: Option<Hint>,
-    /// When to give up.
-    pub deadline: Option<Instant>,
 }
 
 impl Find {
     /// All documents of a collection that match `filter`.
     pub fn new(ns: Namespace, filter: Filter) -> Find {
-        Find { ns, filter, sort: None, projection: None, skip: 0, limit: 0, hint: None, deadline: None }
+        Find { ns, filter, sort: None, projection: None, skip: 0, limit: 0, hint: None }
     }
 }
 
@@ -56,8 +50,6 @@ pub struct Documents {
     projection: Option<Projection>,
     skip: u64,
     left: Option<u64>,
-    deadline: Option<Instant>,
-    candidates: u32,
 }
 
 enum Source {
@@ -104,26 +96,9 @@ impl Query {
         Ok(Query { find, planned })
     }
 
-    /// Whether it has a time limit.
-    pub fn has_deadline(&self) -> bool {
-        self.find.deadline.is_some()
-    }
-
-    /// The same without a time limit.
-    pub fn unlimited(&self) -> Query {
-        let mut query = self.clone();
-        query.find.deadline = None;
-        query
-    }
-
-    /// What follows the first `delivered` of its documents.
-    pub fn behind(mut self, delivered: u64) -> Query {
-        let find = &mut self.find;
-        find.skip = find.skip.saturating_add(delivered);
-        if find.limit > 0 {
-            find.limit = find.limit.saturating_sub(delivered).max(1);
-        }
-        self
+    /// Whether asking about a document is little work: nothing is computed that may take long.
+    pub fn is_cheap(&self) -> bool {
+        self.find.filter.is_cheap() && self.find.projection.as_ref().is_none_or(Projection::is_cheap)
     }
 
     /// Whether carrying it out may look at more than `candidates_max` documents. Counts that many index entries at
@@ -136,10 +111,9 @@ impl Query {
 
     /// Starts it. Sorting without an index reads all matching documents here.
     pub fn documents(self) -> Result<Documents> {
-        let Find { ns: _, filter, sort, projection, skip, limit, hint: _, deadline } = self.find;
+        let Find { ns: _, filter, sort, projection, skip, limit, hint: _ } = self.find;
         let left = (limit > 0).then_some(limit);
-        let mut documents =
-            Documents { source: Source::Nothing, filter, projection, skip, left, deadline, candidates: 0 };
+        let mut documents = Documents { source: Source::Nothing, filter, projection, skip, left };
         let Some((collection, plan)) = self.planned else { return Ok(documents) };
         let scan = Scan::new(collection, plan);
         documents.source = match sort {
@@ -223,10 +197,6 @@ impl Documents {
 
     /// Whether a candidate matches; with the position of the array element that did.
     fn check(&mut self, doc: &Doc) -> Result<Option<Option<usize>>> {
-        self.candidates += 1;
-        if self.candidates.is_multiple_of(DEADLINE_EVERY) {
-            check_deadline(self.deadline)?;
-        }
         let mut positional = None;
         Ok(self.filter.matches_positional(doc.raw(), &mut positional)?.then_some(positional))
     }

@@ -7,6 +7,7 @@
 //! Streams of one scope, view and pipeline are one group. An event is put together and scanned once for each
 //! view. Most pipelines need some field to have one of a few values ([`EventPipeline::needs`]): these are found
 //! by the event's own values, so that what cannot match costs nothing. Only the others are asked one by one.
+//! A pipeline that may take long is not asked here at all: its streams are woken, and ask it themselves.
 //!
 //! Invariants
 //! * A group that an event's values do not lead to would have left the event out.
@@ -23,6 +24,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How many events a group remembers for its streams; what is older they read from the ring.
@@ -32,6 +34,8 @@ const GROUP_BYTES_MAX: usize = 4 << 20;
 /// How many bytes of those that the ring has dropped: a slow stream of a quiet pipeline gets its events however busy
 /// the others are.
 const GROUP_BYTES_KEPT: usize = 64 << 10;
+/// `complete_after` of a group that is never given an event.
+const NOTHING_KNOWN: Timestamp = Timestamp { time: u32::MAX, increment: u32::MAX };
 /// Most events that a group tells at once.
 pub const CHUNK: usize = 512;
 
@@ -50,6 +54,10 @@ pub enum Scope {
 pub trait EventPipeline: Send + Sync {
     /// The event as the stages leave it; `None` if they leave it out.
     fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>>;
+
+    /// Whether [`EventPipeline::apply`] takes little time for sure. What may take long is not evaluated where others
+    /// wait for it, but by each stream for itself.
+    fn is_cheap(&self) -> bool;
 
     /// Lists of equalities: an event that the stages let through has at least one of each list. Events without
     /// are not even offered.
@@ -79,6 +87,8 @@ struct Bucket {
     by_stages: HashMap<bytes::Bytes, usize>,
     /// Those that any event may concern.
     unbound: Vec<usize>,
+    /// Those whose streams look at every event themselves.
+    dear: Vec<usize>,
     /// Paths where the others need a value.
     paths: Vec<Path>,
     /// The others by what they need: number of the path, encoded value.
@@ -91,6 +101,7 @@ struct Bucket {
 pub struct Group {
     key: GroupKey,
     pipeline: Arc<dyn EventPipeline>,
+    is_cheap: bool,
     /// How many streams follow it.
     streams: AtomicUsize,
     pub matched: Mutex<Matched>,
@@ -125,9 +136,11 @@ impl Groups {
         let group = match bucket.by_stages.get(&key.stages) {
             Some(known) => bucket.groups[*known].clone(),
             None => {
+                let is_cheap = pipeline.is_cheap();
+                let complete_after = if is_cheap { complete_after } else { NOTHING_KNOWN };
                 let matched = Mutex::new(Matched { events: VecDeque::new(), bytes: 0, complete_after });
                 let (streams, news) = (AtomicUsize::new(0), Notify::new());
-                let group = Arc::new(Group { key, pipeline, streams, matched, news });
+                let group = Arc::new(Group { key, pipeline, is_cheap, streams, matched, news });
                 bucket.add(group.clone());
                 group
             }
@@ -199,6 +212,12 @@ impl Prepared {
 impl Bucket {
     fn add(&mut self, group: Arc<Group>) {
         let number = self.groups.len();
+        if !group.is_cheap() {
+            self.dear.push(number);
+            self.by_stages.insert(group.key.stages.clone(), number);
+            self.groups.push(group);
+            return;
+        }
         // The list that few events meet: types of operation and names are common, and so is what is missing.
         let common = |path: &Path| matches!(path.parts()[0].name(), "operationType" | "ns");
         let rating = |list: &Alternatives<'_>| {
@@ -248,6 +267,7 @@ impl Bucket {
         let scanned = Scanned::new(doc);
         let mut numbers = self.unbound.clone();
         self.find_bound(&scanned, &mut numbers);
+        news.extend(self.dear.iter().map(|number| self.groups[*number].clone()));
         for number in numbers {
             self.offer(number, event, Ok(&scanned), news);
         }
@@ -281,6 +301,9 @@ impl Bucket {
         news: &mut Vec<Arc<Group>>,
     ) {
         let group = &self.groups[number];
+        if !group.is_cheap() {
+            return news.push(group.clone());
+        }
         if let Some(found) = group.judge(event, scanned) {
             group.remember(found);
             news.push(group.clone());
@@ -319,6 +342,11 @@ impl Group {
         self.streams.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether it is given events; otherwise its streams evaluate each event themselves.
+    pub fn is_cheap(&self) -> bool {
+        self.is_cheap
+    }
+
     /// What of `event` concerns the group's streams.
     pub fn evaluate(&self, event: &Event, epoch: u32) -> Option<Found> {
         if !self.key.scope.contains(event) || !event.is_visible(&self.key.view) {
@@ -327,6 +355,20 @@ impl Group {
         let event = Prepared::new(event, &self.key.scope, &self.key.view, epoch);
         let scanned = event.scan();
         self.judge(&event, scanned.as_ref())
+    }
+
+    /// Evaluates events, one at least, until they or the time is over: what of them concerns the group's streams, and
+    /// up to where it got.
+    pub fn evaluate_for(&self, time: Duration, events: &[Arc<Event>], epoch: u32) -> (Vec<Found>, Timestamp) {
+        let (begin, mut found, mut upto) = (Instant::now(), Vec::new(), Timestamp::default());
+        for event in events {
+            found.extend(self.evaluate(event, epoch));
+            upto = event.at;
+            if begin.elapsed() >= time {
+                break;
+            }
+        }
+        (found, upto)
     }
 
     fn judge(&self, event: &Prepared, scanned: Result<&Scanned<'_>, &Error>) -> Option<Found> {
@@ -437,6 +479,10 @@ mod tests {
     impl EventPipeline for Match {
         fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
             Ok(self.0.matches_scanned(event)?.then(|| event.doc().clone()))
+        }
+
+        fn is_cheap(&self) -> bool {
+            true
         }
 
         fn needs(&self) -> Vec<Alternatives<'_>> {

@@ -40,6 +40,7 @@ mod index;
 mod keeper;
 mod limits;
 mod log;
+mod multi;
 mod namespace;
 mod open;
 mod plan;

@@ -120,8 +120,12 @@ pub fn choose(
     match hint {
         Some(Hint::Natural { reverse }) => return Ok(natural(*reverse, false)),
         Some(hint) => {
-            let index = hinted(collection, hint)?;
-            return Ok(with_index(&collection.indexes()[index], index, filter, sort).0);
+            let position = hinted(collection, hint)?;
+            let index = &collection.indexes()[position];
+            // By another collation the values that match may be anywhere in it.
+            let all = Filter::all();
+            let filter = if has_same_collation(index, filter) { filter } else { &all };
+            return Ok(with_index(index, position, filter, sort).0);
         }
         None => {}
     }
@@ -145,14 +149,13 @@ fn hinted(collection: &Collection, hint: &Hint) -> Result<usize> {
         Hint::Keys(keys) => index.spec.has_keys(keys.raw()),
         Hint::Natural { .. } => false,
     };
-    let found = collection.indexes().iter().position(fits);
+    let found = collection.indexes().iter().position(|index| !index.spec.hidden && fits(index));
     found.ok_or_else(|| Error::bad_value("error processing query: planner returned error: hint provided does not correspond to an existing index"))
 }
 
 /// Whether every document that matches the filter is in the index.
 fn is_usable(index: &Index, filter: &Filter) -> bool {
     let spec = &index.spec;
-    let same_collation = spec.key.collation() == filter.collation().map(|collation| &**collation);
     let complete = match &spec.partial {
         Some(partial) => implies(filter, partial.root()),
         None => {
@@ -160,7 +163,12 @@ fn is_usable(index: &Index, filter: &Filter) -> bool {
                 || spec.key.fields().iter().any(|field| excludes_missing(filter, field.path.as_str()))
         }
     };
-    !spec.hidden && same_collation && complete
+    !spec.hidden && has_same_collation(index, filter) && complete
+}
+
+/// Whether an index has its text in the order in which the filter compares it.
+fn has_same_collation(index: &Index, filter: &Filter) -> bool {
+    index.spec.key.collation() == filter.collation().map(|collation| &**collation)
 }
 
 /// Whether no document without the field matches.

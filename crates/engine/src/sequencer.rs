@@ -11,6 +11,7 @@
 //! * A reply is sent only when its acknowledgement level is reached.
 //! * One batch at a time: whoever holds the [`Desk`] is the sequencer. Its own thread does all work but that on a few
 //!   single documents.
+//! * A request's interrupt is asked while documents are looked for and computed, never while effects are applied.
 //! * Ids, times and random values are fixed here; applying the effects again gives the same state.
 //!
 //! This module never touches a socket and never waits for a reader.
@@ -27,12 +28,14 @@ use crate::event::{Event, Uuid, key_of};
 use crate::feed::Feed;
 use crate::limits::{self, Disk, Memory};
 use crate::log::{CommitError, CommitLog};
+use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::state::{State, describe};
 use crate::statement;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Result, Timestamp, code};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -54,6 +57,8 @@ pub enum Request {
     Write(Box<Write>, oneshot::Sender<Result<WriteReply>>),
     /// Change one document and return it.
     FindAndModify(Box<FindAndModify>, oneshot::Sender<Found>),
+    /// Carry out a part of a statement.
+    Portion(Box<Portion>, oneshot::Sender<PortionDone>),
     /// Change collections or indexes.
     Define(Box<Definition>, Ack, oneshot::Sender<Result<DefinitionReply>>),
     /// Delete documents that a TTL index says are over; answers how many went.
@@ -135,10 +140,14 @@ impl Batch {
 /// What a `findAndModify` comes to.
 type Found = Result<FindAndModifyReply, WriteError>;
 
+/// What a part of a statement comes to, and the log's time after it.
+type PortionDone = Result<(Outcome, Timestamp), WriteError>;
+
 /// An answer that waits for its acknowledgement level.
 pub enum Reply {
     Write(oneshot::Sender<Result<WriteReply>>, Result<WriteReply>),
     FindAndModify(oneshot::Sender<Found>, Found),
+    Portion(oneshot::Sender<PortionDone>, PortionDone),
     Define(oneshot::Sender<Result<DefinitionReply>>, Result<DefinitionReply>),
     Sync(oneshot::Sender<Result<()>>),
     Expired(oneshot::Sender<usize>, usize),
@@ -163,6 +172,8 @@ impl Reply {
             (Reply::Write(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
             (Reply::FindAndModify(to, reply), None) => drop(to.send(reply)),
             (Reply::FindAndModify(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
+            (Reply::Portion(to, reply), None) => drop(to.send(reply)),
+            (Reply::Portion(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
             (Reply::Define(to, reply), None) => drop(to.send(reply)),
             (Reply::Define(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
             (Reply::Sync(to), failure) => drop(to.send(failure.cloned().map_or(Ok(()), Err))),
@@ -402,6 +413,10 @@ impl Sequencer {
                 let reply = self.find_and_modify(*command, batch);
                 batch.replies.push((ack, Reply::FindAndModify(to, reply)));
             }
+            Request::Portion(portion, to) => {
+                let done = statement::portion(self, &portion, batch).map(|done| (done, self.state.at()));
+                batch.replies.push((portion.ack, Reply::Portion(to, done)));
+            }
             Request::Define(definition, ack, to) => {
                 let reply = definition::carry_out(self, *definition, batch);
                 batch.replies.push((ack, Reply::Define(to, reply)));
@@ -431,6 +446,9 @@ impl Sequencer {
     }
 
     fn write(&mut self, write: Write, batch: &mut Batch) -> Result<WriteReply> {
+        if let Some(interrupt) = &write.interrupt {
+            interrupt.check()?; // it may have waited for long
+        }
         if let Some(retry) = &write.retry {
             self.check_numbers(retry, write.statements.len(), batch)?;
         }
@@ -450,7 +468,13 @@ impl Sequencer {
                 // It may take several batches, and what is in the log shall be known there as done.
                 self.remember(&write.retry, &mut done, batch)?;
             }
-            let result = self.statement(one, write.bypass_validation, batch);
+            let result = self.statement(one, write.bypass_validation, write.interrupt.as_ref(), batch);
+            if let (Err(failed), Some(_)) = (&result, &write.interrupt)
+                && is_interruption(&failed.error)
+            {
+                self.remember(&write.retry, &mut done, batch)?;
+                return Err(failed.error.clone());
+            }
             if let (Ok(outcome), Some(number)) = (&result, number) {
                 sessions::push(&mut done, number, Stored::Outcome(outcome.clone()));
             }
@@ -468,16 +492,25 @@ impl Sequencer {
         Ok(WriteReply { results, retried, at: self.state.at() })
     }
 
-    fn statement(&mut self, one: Statement, bypass: bool, batch: &mut Batch) -> Result<Outcome, WriteError> {
+    fn statement(
+        &mut self,
+        one: Statement,
+        bypass: bool,
+        interrupt: Option<&Interrupt>,
+        batch: &mut Batch,
+    ) -> Result<Outcome, WriteError> {
         match one {
             Statement::Insert { ns, doc } => statement::insert(self, &ns, doc, bypass, batch),
-            Statement::Update(update) => statement::update(self, &update, bypass, batch),
-            Statement::Delete(delete) => statement::delete(self, &delete, batch),
+            Statement::Update(update) => statement::update(self, &update, bypass, interrupt, batch),
+            Statement::Delete(delete) => statement::delete(self, &delete, interrupt, batch),
             Statement::Refused(error) => Err(error.into()),
         }
     }
 
     fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Found {
+        if let Some(interrupt) = &command.interrupt {
+            interrupt.check()?;
+        }
         if let Some(retry) = &command.retry {
             self.check_numbers(retry, 1, batch)?;
             match self.recall(retry, statement_number(retry, 0), batch)? {
@@ -653,6 +686,11 @@ impl Sequencer {
     }
 }
 
+/// Whether an error is an interrupt's answer, which concerns the whole command.
+pub(crate) fn is_interruption(error: &Error) -> bool {
+    [code::MAX_TIME_MS_EXPIRED, code::INTERRUPTED].contains(&error.code)
+}
+
 fn other_command(retry: &Retry) -> Error {
     let message = format!("txnNumber {} of this session was used for another command", retry.number);
     Error::bad_value(message)
@@ -777,7 +815,8 @@ mod tests {
     fn request(statement: Statement, retry: Option<Retry>, ack: Ack) -> (Request, WriteAnswer) {
         let (to, reply) = oneshot::channel();
         let statements = vec![statement];
-        let write = Write { statements, ordered: true, retry, ack, bypass_validation: false };
+        let write =
+            Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None };
         (Request::Write(Box::new(write), to), reply)
     }
 
@@ -941,7 +980,14 @@ mod tests {
 
     fn write_request(statements: Vec<Statement>, retry: Option<Retry>) -> (Request, WriteAnswer) {
         let (to, reply) = oneshot::channel();
-        let write = Write { statements, ordered: false, retry, ack: Ack::Written, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: false,
+            retry,
+            ack: Ack::Written,
+            bypass_validation: false,
+            interrupt: None,
+        };
         (Request::Write(Box::new(write), to), reply)
     }
 

@@ -5,15 +5,18 @@
 
 use crate::collection::{Collection, CollectionInfo};
 use crate::command::{
-    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, UpdateStatement, WriteError,
+    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, Statement, UpdateStatement,
+    WriteError,
 };
 use crate::effects::{CollectionNumber, Effect, RecordNumber};
 use crate::event::key_of;
 use crate::index::record_of;
+use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::scan;
 use crate::sequencer::{Batch, Sequencer};
 use rockdove_documents::filter::Filter;
+use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::key::{Direction, encode_key};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, check_id, upsert_document};
@@ -21,7 +24,6 @@ use rockdove_documents::{
     Doc, DocBuilder, Element, Error, ObjectId, Owned, RawDoc, Result, Timestamp, Value, code, doc,
 };
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Largest document of a user, in bytes (MongoDB manual, limits).
 pub const DOCUMENT_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -92,6 +94,15 @@ fn check_updated_size(doc: &Doc) -> Result<()> {
     let message =
         format!("Resulting document after update is larger than {DOCUMENT_BYTES_MAX} bytes ({size})");
     Err(Error::new(rockdove_documents::Code { number: 17419, name: "" }, message))
+}
+
+fn check_shown_size(doc: &Doc) -> Result<()> {
+    let size = doc.bytes().len();
+    if size <= DOCUMENT_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("the projected document of {size} bytes is larger than {DOCUMENT_BYTES_MAX} bytes");
+    Err(Error::new(code::BSON_OBJECT_TOO_LARGE, message))
 }
 
 /// Paths of changed fields are spelled out: a description may be larger than the document.
@@ -181,19 +192,21 @@ pub fn update(
     seq: &mut Sequencer,
     statement: &UpdateStatement,
     bypass: bool,
+    interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
     let one = !statement.multi;
-    let hits =
-        select(seq, &statement.ns, &statement.filter, statement.sort.as_ref(), statement.hint.as_ref(), one)?;
+    let (ns, filter, update) = (&statement.ns, &statement.filter, &statement.update);
+    let (sort, hint) = (statement.sort.as_ref(), statement.hint.as_ref());
+    let hits = during(interrupt, || select(seq, ns, filter, sort, hint, one))?;
     if hits.is_empty() && statement.upsert {
-        let (id, doc) = upserted(seq, &statement.filter, &statement.update, batch)?;
-        put(seq, &statement.ns, doc, bypass, batch)?;
+        let (id, doc) = during(interrupt, || upserted(seq, filter, update, batch))?;
+        put(seq, ns, doc, bypass, batch)?;
         return Ok(Outcome::Updated { matched: 0, modified: 0, upserted: Some(id) });
     }
     let (matched, mut modified) = (hits.len() as u64, 0);
     for hit in hits {
-        if let Some(change) = change(seq, &statement.ns, &hit, &statement.update, bypass)? {
+        if let Some(change) = during(interrupt, || change(seq, ns, &hit, update, bypass))? {
             change.carry_out(seq, batch)?;
             modified += 1;
             if statement.multi {
@@ -283,10 +296,11 @@ fn put(
 pub fn delete(
     seq: &mut Sequencer,
     statement: &DeleteStatement,
+    interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    let hits =
-        select(seq, &statement.ns, &statement.filter, None, statement.hint.as_ref(), !statement.multi)?;
+    let (filter, hint, one) = (&statement.filter, statement.hint.as_ref(), !statement.multi);
+    let hits = during(interrupt, || select(seq, &statement.ns, filter, None, hint, one))?;
     let count = hits.len() as u64;
     if let Some(info) = seq.state.collection(&statement.ns).map(|collection| collection.info.clone()) {
         refuse_view(&info)?;
@@ -300,6 +314,53 @@ pub fn delete(
     Ok(Outcome::Deleted { count })
 }
 
+/// Carries out a part of a statement that concerns many documents: what of it is still there and still matches.
+pub fn portion(seq: &mut Sequencer, portion: &Portion, batch: &mut Batch) -> Result<Outcome, WriteError> {
+    let interrupt = portion.interrupt.as_ref();
+    if let Some(interrupt) = interrupt {
+        interrupt.check()?; // it may have waited for long
+    }
+    let (ns, filter) = match &*portion.statement {
+        Statement::Update(update) => (&update.ns, &update.filter),
+        Statement::Delete(delete) => (&delete.ns, &delete.filter),
+        Statement::Insert { .. } | Statement::Refused(_) => {
+            return Err(Error::new(code::INTERNAL_ERROR, "this statement has no parts").into());
+        }
+    };
+    let (mut matched, mut modified) = (0, 0);
+    for record in portion.records.iter().copied() {
+        let there = seq.state.collection(ns).filter(|there| there.info.number == portion.collection);
+        let Some((info, doc)) =
+            there.and_then(|there| Some((there.info.clone(), there.get(record)?.clone())))
+        else {
+            continue; // somebody else has removed it
+        };
+        let mut positional = None;
+        if !during(interrupt, || filter.matches_positional(doc.raw(), &mut positional))? {
+            continue;
+        }
+        matched += 1;
+        let hit = Hit { record, doc, positional };
+        match &*portion.statement {
+            Statement::Update(statement) => {
+                let change = during(interrupt, || {
+                    change(seq, ns, &hit, &statement.update, portion.bypass_validation)
+                })?;
+                if let Some(change) = change {
+                    change.carry_out(seq, batch)?;
+                    modified += 1;
+                }
+            }
+            _ => seq.remove(&info, record, &hit.doc, batch)?,
+        }
+        seq.make_room(batch)?;
+    }
+    Ok(match &*portion.statement {
+        Statement::Update(_) => Outcome::Updated { matched, modified, upserted: None },
+        _ => Outcome::Deleted { count: matched },
+    })
+}
+
 /// Changes or removes one document and returns it. The document to return is made before anything is changed: an
 /// error in it is an error of a command that did nothing.
 pub fn find_and_modify(
@@ -307,11 +368,16 @@ pub fn find_and_modify(
     command: &FindAndModify,
     batch: &mut Batch,
 ) -> Result<FindAndModifyReply, WriteError> {
-    let hits = select(seq, &command.ns, &command.filter, command.sort.as_ref(), command.hint.as_ref(), true)?;
+    let interrupt = command.interrupt.as_ref();
+    let (sort, hint) = (command.sort.as_ref(), command.hint.as_ref());
+    let hits = during(interrupt, || select(seq, &command.ns, &command.filter, sort, hint, true))?;
     let hit = hits.into_iter().next();
     let found = hit.is_some();
     let shown = |doc: &Doc, positional| match &command.projection {
-        Some(projection) => projection.apply(doc, positional),
+        Some(projection) => {
+            let shown = during(interrupt, || projection.apply(doc, positional))?;
+            check_shown_size(&shown).map(|()| shown)
+        }
         None => Ok(doc.clone()),
     };
     let bypass = command.bypass_validation;
@@ -325,14 +391,14 @@ pub fn find_and_modify(
             Some(value)
         }
         (Modify::Update { update, return_new, .. }, Some(hit)) => {
-            let change = change(seq, &command.ns, &hit, update, bypass)?;
+            let change = during(interrupt, || change(seq, &command.ns, &hit, update, bypass))?;
             let after = change.as_ref().filter(|_| *return_new).map(|change| &change.after);
             let value = shown(after.unwrap_or(&hit.doc), hit.positional)?;
             change.map_or(Ok(()), |change| change.carry_out(seq, batch))?;
             Some(value)
         }
         (Modify::Update { update, upsert: true, return_new }, None) => {
-            let (new_id, doc) = upserted(seq, &command.filter, update, batch)?;
+            let (new_id, doc) = during(interrupt, || upserted(seq, &command.filter, update, batch))?;
             let value = return_new.then(|| shown(&doc, None)).transpose()?;
             put(seq, &command.ns, doc, bypass, batch)?;
             id = Some(new_id);
@@ -432,14 +498,4 @@ fn select(
 pub fn new_object_id(wall_ms: i64) -> ObjectId {
     let seconds = u32::try_from(wall_ms / 1000).unwrap_or_default();
     ObjectId::from_parts(seconds, rand::random())
-}
-
-/// Fails once a deadline has passed; scans ask now and then.
-pub fn check_deadline(deadline: Option<Instant>) -> Result<()> {
-    match deadline {
-        Some(deadline) if Instant::now() >= deadline => {
-            Err(Error::new(code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit"))
-        }
-        _ => Ok(()),
-    }
 }

@@ -3,9 +3,12 @@
 mod support;
 
 use proptest::prelude::*;
+use rockdove_documents::collation::Collation;
+use rockdove_documents::filter::{Filter, FilterOptions};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, DocBuilder, Owned, array, doc};
 use rockdove_engine::{Definition, Engine, Find, Hint, Namespace, Options, Query, explain};
+use std::collections::HashSet;
 use support::*;
 
 fn value() -> impl Strategy<Value = Owned> {
@@ -206,4 +209,48 @@ async fn a_query_knows_how_much_it_looks_at() {
     }
     let nowhere = Find::new(Namespace::new("db", "nowhere").unwrap(), filter(doc! {}));
     assert!(!Query::plan(&state, nowhere).unwrap().looks_at_more_than(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hint_to_an_index_of_another_collation_changes_no_result() {
+    let engine = open(Options::memory()).await;
+    let by_letter = doc! { "locale": "en", "strength": 2 };
+    let specs = vec![
+        doc! { "key": { "a": 1 }, "name": "plain" },
+        doc! { "key": { "a": 1, "b": -1 }, "name": "by letter", "collation": &by_letter },
+        doc! { "key": { "a": "hashed" }, "name": "hashed" },
+        doc! { "key": { "a": 1, "c": 1 }, "name": "hidden", "hidden": true },
+    ];
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs }).await.unwrap();
+    for (n, text) in ["abc", "ABC", "b", "Abd"].into_iter().enumerate() {
+        insert(&engine, &ns(), doc! { "_id": n as i32, "a": text, "b": n as i32 }).await.unwrap();
+    }
+    let queries =
+        [doc! { "a": "abc" }, doc! { "a": { "$in": ["aBC", 1] } }, doc! { "a": { "$gte": "abd" }, "b": 3 }];
+    for collation in [None, Collation::parse(by_letter.raw()).unwrap()] {
+        for query in &queries {
+            for sort in [doc! {}, doc! { "a": 1 }, doc! { "b": -1 }] {
+                let ids = |hint: Hint| {
+                    let options = FilterOptions { collation: collation.clone(), ..FilterOptions::default() };
+                    let filter = Filter::parse(query.raw(), &options).unwrap();
+                    let sort =
+                        (!sort.raw().is_empty()).then(|| Sort::parse(sort.raw(), collation.clone()).unwrap());
+                    let find = Find { sort, hint: Some(hint), ..Find::new(ns(), filter) };
+                    let docs = engine.find(find).unwrap();
+                    docs.map(|doc| doc.unwrap().get("_id").unwrap().as_integer().unwrap())
+                        .collect::<HashSet<_>>()
+                };
+                let all = ids(Hint::Natural { reverse: false });
+                for name in ["plain", "by letter", "hashed"] {
+                    assert_eq!(
+                        ids(Hint::Name(name.into())),
+                        all,
+                        "{query:?} {sort:?} {collation:?} by {name}"
+                    );
+                }
+            }
+        }
+    }
+    let hidden = Find { hint: Some(Hint::Name("hidden".into())), ..Find::new(ns(), filter(doc! {})) };
+    assert_eq!(engine.find(hidden).err().unwrap().code.number, 2);
 }

@@ -187,6 +187,7 @@ async fn retry_records_count_as_memory_and_give_way() {
             retry: Some(retry.clone()),
             ack: Default::default(),
             bypass_validation: false,
+            interrupt: None,
         };
         for retried in [false, true] {
             let taken = bounded(engine.find_and_modify(take())).await.unwrap();
@@ -219,6 +220,7 @@ async fn a_transaction_number_is_for_one_command() {
         retry: Some(retry(vec![5])),
         ack: Default::default(),
         bypass_validation: false,
+        interrupt: None,
     };
     assert_eq!(bounded(engine.find_and_modify(take)).await.unwrap_err().error.code.number, 2);
 }
@@ -246,6 +248,7 @@ async fn one_of_many_finders_takes_each_document() {
                     retry: None,
                     ack: Default::default(),
                     bypass_validation: false,
+                    interrupt: None,
                 };
                 match bounded(engine.find_and_modify(command)).await.unwrap().value {
                     Some(doc) => assert_eq!(doc.get("by"), Some(Value::Int32(taker))),
@@ -298,6 +301,7 @@ async fn a_command_whose_answer_fails_changes_nothing() {
             retry: None,
             ack: Default::default(),
             bypass_validation: false,
+            interrupt: None,
         };
         assert_eq!(bounded(engine.find_and_modify(command)).await.unwrap_err().error.code.number, 2);
         assert_eq!(find(&engine, &ns(), doc! {}), [doc! { "_id": 1, "n": 1 }]);

@@ -33,7 +33,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 use waiting::{Reason, Waiting};
 
-/// How long a processed message is remembered, so that this instance never delivers a broadcast twice.
+/// How long a processed message is remembered. A broadcast that polls find unmarked meanwhile is remembered for longer, so
+/// that this instance never delivers it twice.
 const MEMORY: Duration = Duration::from_secs(30 * 60);
 /// Most broadcasts, and most exclusive messages, remembered; about 100 bytes each.
 const RECENT_MAX: usize = 100_000;
@@ -180,7 +181,10 @@ impl LaneCore {
 
     /// A stream announced a message.
     pub(crate) fn offer(&mut self, mut element: Element, now: Instant) -> Offer {
-        if self.seen.contains(&element.id) || self.is_known(&element.id, now) {
+        // An insert is announced once: what was processed here, say after a poll found it, is announced late. Its
+        // snapshot still looks unmarked.
+        let had = self.seen.contains(&element.id) || self.exclusives.contains(&element.id, now);
+        if had || self.is_known(&element.id, now) {
             return Offer::Known;
         }
         if self.queue.len() >= self.limits.queue {
@@ -244,7 +248,7 @@ impl LaneCore {
             }
             Outcome::Failed => {
                 self.broadcasts.insert(id, now);
-                self.waiting.park(id, Reason::Parked, now + MEMORY);
+                self.waiting.park(id, Reason::Had, now + MEMORY);
             }
             Outcome::Poison => self.waiting.park(id, Reason::Parked, now + MEMORY),
             Outcome::Unlistened => self.waiting.park(id, Reason::Unlistened, now + fallback),
@@ -295,7 +299,8 @@ impl LaneCore {
     /// Somebody cleared the marks of `id`: poll at once, unless it was our own retry or a broadcast we have had.
     pub(crate) fn requeued(&mut self, id: Option<&MessageId>, now: Instant) {
         let Some(id) = id else { return self.polls.urge() };
-        if self.waiting.reason(id) == Some(Reason::Own) || self.broadcasts.contains(id, now) {
+        let parked = matches!(self.waiting.reason(id), Some(Reason::Own | Reason::Had));
+        if parked || self.broadcasts.contains(id, now) {
             return;
         }
         self.wake_in_progress(id);
@@ -360,8 +365,9 @@ impl LaneCore {
         let full = found.len() >= self.polling;
         let mut missed = false;
         for element in found {
-            if self.broadcasts.contains(&element.id, now) {
-                self.waiting.park(&element.id, Reason::Parked, now + MEMORY);
+            let parked = self.waiting.reason(&element.id) == Some(Reason::Had); // for longer than the memory lasts
+            if parked || self.broadcasts.contains(&element.id, now) {
+                self.waiting.park(&element.id, Reason::Had, now + MEMORY);
             } else if !self.is_known(&element.id, now) {
                 missed |= announced(&element) && !self.waiting.is_listed(&element.id);
                 match self.queue.len() < self.limits.queue {

@@ -76,7 +76,7 @@ fn events_and_polls_never_duplicate() {
     assert_eq!(lane.next(), None, "remembered although unmarked");
     lane.now += MEMORY;
     lane.poll(vec![element(1, 0)]);
-    assert_eq!(lane.next(), Some(id(1)));
+    assert_eq!(lane.next(), None, "still unmarked");
 }
 
 #[test]
@@ -266,12 +266,38 @@ fn processed_exclusive_messages_are_remembered_but_may_come_again() {
 }
 
 #[test]
+fn an_exclusive_message_found_by_a_poll_is_not_taken_again_from_a_late_event() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.poll(vec![element(1, 0)]);
+    assert_eq!(lane.next(), Some(id(1)));
+    lane.finish(1, Outcome::Processed);
+    assert_eq!(lane.offer(1), Offer::Known);
+}
+
+#[test]
 fn failed_broadcasts_do_not_fill_the_window() {
     let mut lane = Lane::caught_up(10, 1);
     lane.offer(1);
     lane.next();
     lane.finish(1, Outcome::Failed);
     assert_eq!(lane.poll(vec![]), [id(1)]);
+}
+
+#[test]
+fn a_failed_broadcast_is_not_offered_again_however_long_it_lives() {
+    let mut lane = Lane::caught_up(10, 1);
+    lane.offer(1);
+    lane.next();
+    lane.finish(1, Outcome::Failed);
+    for _ in 0..3 {
+        lane.now += MEMORY;
+        assert_eq!(lane.wait(), Duration::ZERO, "looked at again, to be left out again");
+        assert!(lane.poll(vec![element(1, 0)]).is_empty());
+        assert!(lane.next().is_none());
+        assert_eq!(lane.poll(vec![]), [id(1)]);
+        lane.core.requeued(Some(&id(1)), lane.now);
+        assert_ne!(lane.wait(), Duration::ZERO);
+    }
 }
 
 #[test]

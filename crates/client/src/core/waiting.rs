@@ -17,6 +17,8 @@ pub(super) enum Reason {
     Lost,
     /// Nobody listens. A new listener wakes it.
     Unlistened,
+    /// A broadcast this instance has had, although it carries no mark. Nothing wakes it.
+    Had,
     /// Nothing but a requeue by others wakes it.
     Parked,
 }

@@ -17,13 +17,13 @@
 use super::Lane;
 use super::process::{Heard, Read};
 use crate::backend::{BackendErrorKind, BackendResult, Durability, Find, Updated};
+use crate::clock;
 use crate::core::Outcome;
 use crate::listen::Resolution;
-use crate::node::{CALL_RETRIES, now_ms};
+use crate::node::{CALL_RETRIES, WHILE_RUNNING};
 use bson::Document;
 use rockdove_messages::{Lock, Message, MessageId, filter, lock_expiry};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// The result of trying to lock or claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ impl Lane {
     /// hold it, because a message is in progress once. Whose it is is not asked at the first attempt: then it is
     /// almost always another node's, which was a little faster.
     async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
-        let now = now_ms();
+        let now = self.node.now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
         let document = lock.to_document();
@@ -137,14 +137,15 @@ impl Lane {
         }
     }
 
-    /// Marks an exclusive message if nobody has: one atomic step.
+    /// Marks an exclusive message if nobody has: one atomic step. It is tried until its result is known: a mark that was
+    /// given up, and had taken effect, would keep the message from everybody.
     async fn mark_unmarked(&self, id: &MessageId) -> Claim {
         let mut tries = 0;
         let update = || {
             tries += 1;
             self.update(filter::unmarked(id), filter::mark(&self.node.me))
         };
-        match self.node.retry(CALL_RETRIES, update).await {
+        match self.node.retry(WHILE_RUNNING, update).await {
             Ok(updated) if updated.matched > 0 => Claim::Ours,
             Ok(_) => self.was_it_us(id, tries).await,
             Err(error) if error.is_transient() => Claim::Failed,
@@ -161,9 +162,9 @@ impl Lane {
     /// Nothing was unmarked any more. The mark is ours, and not from a run that is over, when an earlier try of this
     /// call took effect although it reported an error; the driver may have made that try without telling.
     async fn was_it_us(&self, id: &MessageId, tries: u32) -> Claim {
-        match self.read(id).await {
+        match self.read(id, WHILE_RUNNING).await {
             Read::Found(message) if message.processed_by == [self.node.me.as_str()] => {
-                let over = tries == 1 && self.core.lock().was_processed(id, Instant::now());
+                let over = tries == 1 && self.core.lock().was_processed(id, clock::now());
                 if over { Claim::Over } else { Claim::Ours }
             }
             Read::Found(_) | Read::Gone | Read::Poison => Claim::Over,
@@ -186,11 +187,12 @@ impl Lane {
         marked
     }
 
-    /// Takes our mark back, so that the message is tried again, here or elsewhere.
+    /// Takes our mark back, so that the message is tried again, here or elsewhere. However long the server cannot be
+    /// reached: nobody else would.
     pub(super) async fn unmark(&self, message: &Message) {
         let Some(id) = &message.id else { return };
         let update = || self.update(filter::by_id(id), filter::unmark(&self.node.me));
-        if let Err(error) = self.node.retry(CALL_RETRIES, update).await {
+        if let Err(error) = self.node.retry(WHILE_RUNNING, update).await {
             tracing::error!(%id, message.topic, %error, "a mark was not taken back; the message is lost");
         }
     }
@@ -213,7 +215,9 @@ impl Lane {
             let delete = || self.node.backend.delete(&self.collection, filter::by_id(id));
             self.node.retry(CALL_RETRIES, delete).await.map(drop)
         } else {
-            let update = || self.update(filter::by_id(id), filter::expire_at(now_ms().saturating_add(delay)));
+            let update = || {
+                self.update(filter::by_id(id), filter::expire_at(self.node.now_ms().saturating_add(delay)))
+            };
             self.node.retry(CALL_RETRIES, update).await.map(drop)
         };
         if let Err(error) = done {

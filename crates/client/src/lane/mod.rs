@@ -14,8 +14,9 @@ mod poll;
 mod process;
 
 use crate::backend::{Change, ChangeEvent};
+use crate::clock;
 use crate::core::{Depth, Element, LaneCore, Limits, Offer, Outcome, Timing};
-use crate::node::{Node, now_ms};
+use crate::node::Node;
 use crate::phase::Phase;
 use crate::streams::Source;
 use crate::waiters::Offered;
@@ -23,7 +24,6 @@ use parking_lot::Mutex;
 use rockdove_messages::{Message, MessageId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Instant;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
@@ -70,7 +70,7 @@ impl Lane {
             collection,
             locks,
             reach,
-            core: Mutex::new(LaneCore::new(limits, timing, Instant::now())),
+            core: Mutex::new(LaneCore::new(limits, timing, clock::now())),
             wake: Notify::new(),
             ended: Notify::new(),
             polled: watch::Sender::default(),
@@ -159,8 +159,8 @@ impl Lane {
     pub(crate) fn stream_established(&self, source: Source) {
         let mut core = self.core.lock();
         if source != Source::Locks {
-            self.established_ms.store(now_ms(), Ordering::Relaxed);
-            core.stream_established(Instant::now());
+            self.established_ms.store(self.node.now_ms(), Ordering::Relaxed);
+            core.stream_established(clock::now());
         }
         if matches!(source, Source::Locks | Source::Topics) {
             core.lock_released(None);
@@ -170,7 +170,7 @@ impl Lane {
 
     /// An event of the message stream.
     pub(crate) fn on_event(self: &Arc<Self>, event: ChangeEvent) {
-        let now = Instant::now();
+        let now = clock::now();
         self.core.lock().event_arrived(now);
         match event.change {
             Change::Insert => return self.on_insert(event),
@@ -216,7 +216,7 @@ impl Lane {
     fn enqueue(self: &Arc<Self>, message: Message) {
         let Some(id) = message.id.clone() else { return };
         let (priority, timestamp) = (message.priority, message.timestamp);
-        let since = Instant::now();
+        let since = clock::now();
         let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)), since };
         let offer = self.core.lock().offer(element, since);
         if offer == Offer::Queued {
@@ -228,7 +228,7 @@ impl Lane {
     /// until it is.
     fn take_answer(self: &Arc<Self>, answer: Message) {
         let Some(id) = answer.id.clone() else { return };
-        if answer.is_processed_by(&self.node.me) || !self.core.lock().begin_answer(&id, Instant::now()) {
+        if answer.is_processed_by(&self.node.me) || !self.core.lock().begin_answer(&id, clock::now()) {
             return;
         }
         let ticket = Ticket { lane: self.clone(), id, outcome: Outcome::Retry, worker: false };
@@ -327,7 +327,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let now = Instant::now();
+        let now = clock::now();
         let wait = {
             let mut core = self.lane.core.lock();
             core.finish(&self.id, self.outcome, now);

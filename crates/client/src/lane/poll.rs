@@ -2,13 +2,13 @@
 
 use super::{Lane, Reach};
 use crate::backend::Find;
+use crate::clock;
 use crate::core::Element;
-use crate::node::now_ms;
+use crate::node::CALL_RETRIES;
 use crate::phase::Phase;
 use rockdove_messages::{Head, MessageId, filter};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// A stream has this long to announce a message before a poll that finds it counts as the stream's failure, ms.
 const ANNOUNCE_MS: i64 = 2000;
@@ -21,14 +21,14 @@ impl Lane {
     pub(super) async fn poll_loop(self: Arc<Self>) {
         let tick = self.node.settings.poll_pause;
         while self.node.life.phase() < Phase::Interrupting {
-            let wait = self.core.lock().poll_wait(Instant::now()).min(tick);
+            let wait = self.core.lock().poll_wait(clock::now()).min(tick);
             if wait.is_zero() {
                 self.poll().await;
                 self.pump();
             } else {
                 let _ = tokio::time::timeout(wait, self.wake.notified()).await;
             }
-            if self.core.lock().is_stalled(Instant::now()) {
+            if self.core.lock().is_stalled(clock::now()) {
                 tracing::warn!(
                     self.collection,
                     "the stream is silent while messages arrive; opening it anew"
@@ -46,7 +46,7 @@ impl Lane {
             Reach::AllTopics => node.waiters.requests(),
             Reach::Topics(_) => Vec::new(), // answers have a recipient, so they are in the directed lane
         };
-        let (skip, limit) = self.core.lock().begin_poll(Instant::now());
+        let (skip, limit) = self.core.lock().begin_poll(clock::now());
         let found = if topics.is_empty() && awaited.is_empty() {
             Ok(Vec::new())
         } else {
@@ -85,7 +85,7 @@ impl Lane {
         for head in awaited {
             self.fetch_answer(head.id);
         }
-        let now = Instant::now();
+        let now = clock::now();
         let element = |head: Head| Element {
             id: head.id,
             priority: head.priority,
@@ -93,7 +93,7 @@ impl Lane {
             snapshot: None,
             since: now,
         };
-        let (since, until) = (self.established_ms.load(Ordering::Relaxed), now_ms() - ANNOUNCE_MS);
+        let (since, until) = (self.established_ms.load(Ordering::Relaxed), self.node.now_ms() - ANNOUNCE_MS);
         let announced = |element: &Element| (since..until).contains(&element.timestamp);
         let others = others.into_iter().map(element).collect();
         self.core.lock().end_poll(others, announced, now);
@@ -103,7 +103,7 @@ impl Lane {
     fn fetch_answer(self: &Arc<Self>, id: MessageId) {
         let lane = self.clone();
         self.node.runtime.spawn(async move {
-            if let super::process::Read::Found(answer) = lane.read(&id).await {
+            if let super::process::Read::Found(answer) = lane.read(&id, CALL_RETRIES).await {
                 lane.take_answer(*answer);
             }
         });

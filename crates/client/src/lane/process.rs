@@ -3,14 +3,15 @@
 use super::{Lane, Ticket};
 use crate::backend::{BackendErrorKind, Find};
 use crate::bus::Bus;
+use crate::clock;
 use crate::core::{Drop, Element, Outcome, Verdict, View, judge};
 use crate::listen::{Delivery, HandlerError, Listener, Reject, Reply, Resolution};
-use crate::node::{CALL_RETRIES, now_ms};
+use crate::node::CALL_RETRIES;
 use futures_util::FutureExt;
 use rockdove_messages::{Message, MessageId, filter};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// What reading a message by id found.
 pub(super) enum Read {
@@ -36,11 +37,11 @@ impl Lane {
     /// Processes one queued element. The ticket's outcome tells the core how it ended.
     pub(super) async fn process(self: Arc<Self>, element: Element, ticket: Ticket) {
         let doubtful = |message: &Message| {
-            message.exclusive && self.core.lock().is_doubtful(element.since, Instant::now())
+            message.exclusive && self.core.lock().is_doubtful(element.since, clock::now())
         };
         let message = match element.snapshot.filter(|message| !doubtful(message)) {
             Some(message) => *message,
-            None => match self.read(&element.id).await {
+            None => match self.read(&element.id, CALL_RETRIES).await {
                 Read::Found(message) => *message,
                 Read::Gone => return ticket.end(Outcome::Done),
                 Read::Poison => return ticket.end(Outcome::Poison),
@@ -68,15 +69,15 @@ impl Lane {
             listened: self.serves(&message.topic),
             awaited: node.waiters.awaits(message.in_answer_to.as_ref()),
             paused: node.is_paused(&message.topic),
-            now_ms: now_ms(),
+            now_ms: node.now_ms(),
         };
         judge(message, view)
     }
 
-    /// Reads a message by id from the primary.
-    pub(super) async fn read(&self, id: &MessageId) -> Read {
+    /// Reads a message by id from the primary; tries for at most `limit`.
+    pub(super) async fn read(&self, id: &MessageId, limit: Duration) -> Read {
         let find = || Find { filter: filter::by_id(id), limit: 1, ..Find::default() };
-        let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(&self.collection, find())).await;
+        let found = self.node.retry(limit, || self.node.backend.find(&self.collection, find())).await;
         match found.map(|found| found.into_iter().next()) {
             Ok(None) => Read::Gone,
             Ok(Some(document)) => match Message::from_document(document) {
@@ -142,6 +143,7 @@ impl Lane {
             let delivery = Delivery { message: message.clone(), bus: Bus::of(self.node.clone()) };
             let call = AssertUnwindSafe(listener.call(delivery)).catch_unwind();
             let result = tokio::select! {
+                biased;
                 result = call => result,
                 () = self.interrupted() => return Heard::Interrupted,
             };

@@ -37,7 +37,13 @@ struct State {
     calls: HashMap<String, usize>,
     before_drop: Option<Document>,
     specs: HashMap<String, Vec<Document>>,
+    /// The latest events with their numbers, once somebody wants streams that can be resumed.
+    history: Option<VecDeque<Document>>,
+    last_event: i64,
 }
+
+/// Events kept for streams that resume.
+const HISTORY_MAX: usize = 10_000;
 
 #[derive(Clone, Default)]
 pub struct Fake {
@@ -177,6 +183,26 @@ impl Fake {
     pub fn silence_streams(&self) {
         for (_, pipeline, _) in &mut self.state.lock().feeds {
             *pipeline = vec![doc! {"$match": {"operationType": "never"}}];
+        }
+    }
+
+    /// From now on streams can be resumed.
+    pub fn keep_history(&self) {
+        self.state.lock().history = Some(VecDeque::new());
+    }
+
+    /// Streams that missed an event so far cannot be resumed.
+    pub fn lose_history(&self) {
+        self.state.lock().history = Some(VecDeque::new());
+    }
+
+    /// Removes what is past its life, as the server does once a minute.
+    pub fn expire(&self, now_ms: i64) {
+        let mut state = self.state.lock();
+        let names: Vec<_> = state.collections.keys().cloned().collect();
+        let past = doc! {"delete_at": {"$lt": bson::DateTime::from_millis(now_ms)}};
+        for name in names {
+            state.delete(&name, &past);
         }
     }
 
@@ -320,14 +346,28 @@ impl State {
 
     fn emit(&mut self, collection: &str, mut event: Document) {
         event.insert("ns", doc! {"db": "fake", "coll": collection});
+        if let Some(history) = &mut self.history {
+            self.last_event += 1;
+            event.insert("_id", self.last_event);
+            history.push_back(event.clone());
+            if history.len() > HISTORY_MAX {
+                history.pop_front();
+            }
+        }
         self.feeds.retain(|(watched, pipeline, feed)| {
-            let passes = |stage: &Document| matches(stage.get_document("$match").unwrap(), &event);
-            if watched.as_ref().is_none_or(|name| name == collection) && pipeline.iter().all(passes) {
+            if passes(watched.as_deref(), pipeline, &event) {
                 return feed.send(Ok(event.clone())).is_ok();
             }
             !feed.is_closed()
         });
     }
+}
+
+/// Whether a stream shows an event.
+fn passes(watched: Option<&str>, pipeline: &[Document], event: &Document) -> bool {
+    let in_scope = |name| event.get_document("ns").unwrap().get_str("coll").unwrap() == name;
+    watched.is_none_or(in_scope)
+        && pipeline.iter().all(|stage| matches(stage.get_document("$match").unwrap(), event))
 }
 
 impl Backend for Fake {
@@ -420,8 +460,20 @@ impl Backend for Fake {
         };
         self.call("watch", &collection.clone().unwrap_or_default(), |state| {
             let (sender, receiver) = mpsc::unbounded_channel();
+            let mut token = state.history.as_ref().map(|_| state.last_event);
+            if let (Some(history), Some(after)) = (&state.history, watch.resume_after) {
+                let after = after.as_i64().expect("a token of ours");
+                if history.len() < usize::try_from(state.last_event - after).unwrap() {
+                    return Err(BackendError::new(BackendErrorKind::HistoryLost, "forgotten"));
+                }
+                let missed = history.iter().filter(|event| event.get_i64("_id").unwrap() > after);
+                for event in missed.filter(|event| passes(collection.as_deref(), &watch.pipeline, event)) {
+                    sender.send(Ok(event.clone())).unwrap();
+                }
+                token = Some(after);
+            }
             state.feeds.push((collection, watch.pipeline, sender));
-            Ok(Box::new(FakeFeed(receiver)) as Box<dyn Feed>)
+            Ok(Box::new(FakeFeed(receiver, token)) as Box<dyn Feed>)
         })
     }
 
@@ -449,13 +501,15 @@ impl Backend for Fake {
     }
 }
 
-struct FakeFeed(mpsc::UnboundedReceiver<BackendResult<Document>>);
+/// The events, and the number of the last one.
+struct FakeFeed(mpsc::UnboundedReceiver<BackendResult<Document>>, Option<i64>);
 
 impl Feed for FakeFeed {
     fn next(&mut self) -> BoxFuture<'_, BackendResult<Option<ChangeEvent>>> {
         async {
             let closed = || BackendError::new(BackendErrorKind::Transient, "closed");
             let event = self.0.recv().await.ok_or_else(closed)??;
+            self.1 = event.get_i64("_id").ok().or(self.1);
             let change = match event.get_str("operationType").unwrap() {
                 "insert" => Change::Insert,
                 "update" => Change::Update,
@@ -472,7 +526,7 @@ impl Feed for FakeFeed {
     }
 
     fn resume_token(&self) -> Option<Bson> {
-        None
+        self.1.map(Bson::Int64)
     }
 }
 

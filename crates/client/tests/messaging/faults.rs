@@ -66,6 +66,46 @@ in_every_layout! {
         }
     }
 
+    async fn an_outage_longer_than_a_call_is_tried_loses_no_exclusive_message(fake) {
+        tokio::time::pause();
+        let a = fake.connect("a").await;
+        let (b, count) = (fake.connect("b").await, Arc::new(AtomicUsize::new(0)));
+        let (counted, broken) = (count.clone(), fake.clone());
+        let outage = move || (0..100).for_each(|_| broken.fail(fault("update", &broken.topic(), false)));
+        let begins = outage.clone();
+        b.subscribe("t", move |_| {
+            let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+            if first {
+                begins();
+            }
+            async move { if first { Err(HandlerError::failed("no server")) } else { Ok(()) } }
+        })
+        .await
+        .unwrap();
+        in_time("ready", b.ready()).await;
+        // The listener fails, and the message cannot be given back for long.
+        let first = a.publish(Message::new("t").exclusive(true).never_expires()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(180)).await;
+        assert_eq!((count.load(Ordering::SeqCst), fake.message(&first).processed_by.len()), (2, 1));
+        // The mark takes effect, and that is not known for long.
+        fake.fail(fault("update", &fake.topic(), true));
+        outage();
+        a.publish(Message::new("t").exclusive(true).never_expires()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(180)).await;
+        assert_eq!((count.load(Ordering::SeqCst), fake.faults_left(), fake.locks().len()), (3, 0, 0));
+    }
+
+    async fn a_request_ends_in_its_time_although_it_cannot_be_sent(fake) {
+        tokio::time::pause();
+        let a = fake.connect("a").await;
+        (0..100).for_each(|_| fake.fail(fault("insert", &fake.topic(), false)));
+        let begin = tokio::time::Instant::now();
+        let answer = a.request_first(Message::new("t"), SECONDS).await;
+        assert!(matches!(answer, Err(RequestError::Timeout)));
+        let late = begin.elapsed() - SECONDS;
+        assert!(late <= Duration::from_millis(1), "{late:?}"); // a tick of the paused clock
+    }
+
     async fn the_lock_of_another_node_is_respected_until_it_is_released(fake) {
         let a = fake.connect("a").await;
         let (_b, count) = counting(&fake, "b").await;

@@ -9,3 +9,4 @@ mod matching;
 mod migrate;
 mod patterns;
 mod registry;
+mod simulation;

@@ -6,9 +6,13 @@ use super::format::CONVERSION_FAILURE;
 use super::parse::{Parser, check_names, check_variable, named_document};
 use super::path::Base;
 use super::{Context, Node, Val, convert, table};
+use crate::interrupt::{steps_of, tick};
 use crate::show::show;
 use crate::sort::Sort;
 use crate::{DocBuilder, Error, Owned, RawDoc, Result, Value, code};
+
+/// How much longer it takes to sort values than to look at them.
+const SORT_FACTOR: usize = 16;
 
 /// An operator that evaluates its arguments itself.
 #[derive(Clone, Debug)]
@@ -381,7 +385,9 @@ fn eval_let<'v>(slot: usize, values: &'v [Node], body: &'v Node, context: &Conte
     for (index, value) in values.iter().enumerate() {
         inner = inner.bind(slot + index, value.get());
     }
-    Ok(body.eval(&inner)?.detach())
+    let value = body.eval(&inner)?;
+    tick(1 + steps_of(value.value()))?;
+    Ok(value.detach())
 }
 
 /// The array that an input must be, or `None` for null.
@@ -403,6 +409,7 @@ fn eval_map<'v>(slot: usize, input: &'v Node, body: &'v Node, context: &Context<
     for item in array.values() {
         let inner = context.bind(slot, Some(item));
         let value = body.eval(&inner)?;
+        tick(1 + steps_of(value.value()))?;
         mapped.push_value(value.get().unwrap_or(Value::Null));
         check_size(mapped.size())?;
     }
@@ -434,6 +441,7 @@ fn eval_filter<'v>(
             break;
         }
         let inner = context.bind(slot, Some(item));
+        tick(1)?;
         if condition.eval(&inner)?.is_true() {
             kept.push_value(item);
             count += 1;
@@ -463,6 +471,7 @@ fn eval_reduce<'v>(
             let inner = context.bind(slot, value.get()).bind(slot + 1, Some(item));
             body.eval(&inner)?.detach()
         };
+        tick(1 + steps_of(next.value()))?;
         value = next;
     }
     Ok(value)
@@ -483,6 +492,7 @@ fn eval_sort<'v>(input: &'v Node, order: &'v ArrayOrder, context: &Context<'v>) 
             ));
         }
     };
+    tick(SORT_FACTOR * steps_of(input.value()))?;
     let mut values: Vec<Value<'_>> = array.values().collect();
     match order {
         ArrayOrder::Whole { descending: false } => values.sort_by(|a, b| crate::compare::compare(*a, *b)),

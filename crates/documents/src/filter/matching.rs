@@ -5,6 +5,7 @@ use crate::collation::Collation;
 use crate::compare::{compare_with, type_order};
 use crate::doc::RawDoc;
 use crate::error::{Error, Result};
+use crate::interrupt::{BYTES_PER_STEP, steps_of, tick};
 use crate::number::is_nan;
 use crate::path::{Found, Leaves, Part, Path, walk_value};
 use crate::scanned::Scanned;
@@ -14,6 +15,9 @@ use std::cmp::Ordering;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+/// Steps that a search with a regular expression counts as, which may go back often.
+const SEARCH_STEPS: usize = 128;
+
 /// Whether a document passes a node; `position` is set where an array element decided.
 pub(super) fn matches(
     node: &Node,
@@ -22,6 +26,7 @@ pub(super) fn matches(
     scanned: Option<&Scanned<'_>>,
     position: &mut Option<usize>,
 ) -> Result<bool> {
+    tick(1 + doc.bytes().len() / BYTES_PER_STEP / 4)?;
     let context = Context { scanned, ..Context::new(collation) };
     let matched = context.node(node, doc, position);
     match context.failure.into_inner() {
@@ -60,6 +65,7 @@ impl ValueFilter {
 
     /// Whether a value passes. Operators look into an array's elements, as they do in queries.
     pub fn matches(&self, value: Value<'_>) -> Result<bool> {
+        tick(1 + steps_of(value))?;
         let collation = self.collation.as_deref();
         match &self.condition {
             Condition::Equal(wanted) => Ok(compare_with(value, wanted.value(), collation).is_eq()),
@@ -85,6 +91,8 @@ struct Context<'f, 'd> {
     start: Cell<Option<Start<'f, 'd>>>,
     /// The first failure of an expression. It decides the answer; what is computed after it does not count.
     failure: Cell<Option<Error>>,
+    /// Whether there is one: then nothing more is looked at.
+    has_failed: Cell<bool>,
 }
 
 #[derive(Clone, Copy)]
@@ -96,7 +104,8 @@ struct Start<'f, 'd> {
 
 impl<'f, 'd> Context<'f, 'd> {
     fn new(collation: Option<&'f Collation>) -> Context<'f, 'd> {
-        Context { collation, scanned: None, start: Cell::new(None), failure: Cell::new(None) }
+        let (start, failure, has_failed) = (Cell::new(None), Cell::new(None), Cell::new(false));
+        Context { collation, scanned: None, start, failure, has_failed }
     }
 
     /// Where a path starts in a document.
@@ -137,7 +146,7 @@ impl<'f, 'd> Context<'f, 'd> {
                 };
                 let visit = &mut |found: Found<'d>| {
                     let mut inner = None;
-                    if !self.test(test, found.value, &mut inner) {
+                    if !self.test(test, found.value, &mut inner) && !self.has_failed.get() {
                         return ControlFlow::Continue(());
                     }
                     *position = found.position.or(inner).or(*position);
@@ -156,6 +165,7 @@ impl<'f, 'd> Context<'f, 'd> {
         result.unwrap_or_else(|failure| {
             let first = self.failure.take().unwrap_or(failure);
             self.failure.set(Some(first));
+            self.has_failed.set(true);
             false
         })
     }
@@ -194,9 +204,10 @@ impl<'f, 'd> Context<'f, 'd> {
         &self,
         value: Value<'d>,
         position: &mut Option<usize>,
-        passes: impl FnMut(Value<'d>) -> bool,
+        mut passes: impl FnMut(Value<'d>) -> bool,
     ) -> bool {
-        let found = value.as_array().and_then(|array| array.values().position(passes));
+        let decides = |element| passes(element) || self.has_failed.get();
+        let found = value.as_array().and_then(|array| array.values().position(decides));
         *position = found;
         found.is_some()
     }
@@ -217,7 +228,7 @@ impl<'f, 'd> Context<'f, 'd> {
                 let whole = matches!(test, Test::Size(_) | Test::ElemMatch(_) | Test::ElemMatchValue(_));
                 let elements = value.as_array().filter(|_| !whole);
                 let mut elements = elements.into_iter().flat_map(RawDoc::values);
-                elements.any(|value| self.test(test, Some(value), &mut None))
+                elements.any(|value| self.test(test, Some(value), &mut None) || self.has_failed.get())
                     || self.test(test, Some(value), &mut None)
             }
         }
@@ -247,7 +258,10 @@ impl<'f, 'd> Context<'f, 'd> {
     /// Whether text contains what a regular expression describes, or the value is that expression.
     fn is_found(&self, pattern: &super::Pattern, value: Value<'_>) -> bool {
         match value {
-            Value::String(text) | Value::Symbol(text) => self.check(pattern.is_match(text)),
+            Value::String(text) | Value::Symbol(text) => {
+                let steps = SEARCH_STEPS + text.len() / BYTES_PER_STEP;
+                self.check(tick(steps).and_then(|()| pattern.is_match(text)))
+            }
             Value::Regex { pattern: text, options } => {
                 text == pattern.pattern() && options == pattern.options()
             }

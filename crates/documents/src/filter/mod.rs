@@ -13,6 +13,7 @@
 
 mod bits;
 mod bounds;
+mod cost;
 mod equality;
 mod matching;
 mod needs;

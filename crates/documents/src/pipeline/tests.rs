@@ -569,3 +569,49 @@ proptest::proptest! {
         }
     }
 }
+
+mod interrupted {
+    //! Work that would take hours ends when it is asked to.
+    use super::*;
+    use crate::interrupt::Interrupt;
+    use crate::pipeline::stream;
+    use crate::{Error, code};
+
+    fn ends(stages: Doc) {
+        let stages = stages.get("p").unwrap().as_array().unwrap().to_doc();
+        let options = Options::default();
+        let asked = std::sync::atomic::AtomicUsize::new(0);
+        let interrupt =
+            Interrupt::new(move || match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < 5 {
+                true => Ok(()),
+                false => Err(Error::new(code::INTERRUPTED, "enough")),
+            });
+        let result = interrupt.during(|| {
+            let environment = Arc::new(options.environment());
+            let input = stream(vec![doc! { "_id": 1, "text": "a".repeat(100_000) }]);
+            Pipeline::parse(stages.raw(), &options)?.run(input, &environment)?.collect::<Result<Vec<Doc>>>()
+        });
+        assert_eq!(result.unwrap_err().code, code::INTERRUPTED, "{stages:?}");
+    }
+
+    #[test]
+    fn expressions_and_stages_end() {
+        let range = || doc! { "$range": [0, 100_000] };
+        let sum = |input: Doc| doc! { "$reduce": { "input": input, "initialValue": 0, "in": { "$add": ["$$value", "$$this"] } } };
+        let each = |body: Doc| doc! { "$map": { "input": range(), "in": body } };
+        ends(doc! { "p": [{ "$project": { "x": each(sum(range())) } }] });
+        ends(doc! { "p": [{ "$match": { "$expr": { "$gt": [each(sum(range())), 1] } } }] });
+        ends(doc! { "p": [{ "$project": { "x": each(doc! { "$size": range() }) } }] });
+        ends(
+            doc! { "p": [{ "$project": { "x": { "$filter": { "input": range(), "cond": { "$in": [-1, range()] } } } } }] },
+        );
+        ends(doc! { "p": [{ "$project": { "x": { "$size": each(doc! { "$strLenCP": "$text" }) } } }] });
+        ends(doc! { "p": [{ "$group": { "_id": null, "x": { "$sum": sum(each(sum(range()))) } } }] });
+        ends(
+            doc! { "p": [{ "$set": { "a": { "$range": [0, 3000] } } }, { "$set": { "b": "$a", "c": "$a" } },
+            { "$unwind": "$a" }, { "$unwind": "$b" }, { "$unwind": "$c" }, { "$match": { "a": -1 } }] },
+        );
+        ends(doc! { "p": [{ "$set": { "a": { "$range": [0, 100_000] } } }, { "$unwind": "$a" },
+        { "$facet": { "x": [{ "$project": { "y": sum(range()) } }] } }] });
+    }
+}

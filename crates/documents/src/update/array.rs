@@ -2,11 +2,15 @@
 
 use super::op::Effect;
 use super::run::Scope;
+use crate::collation::Collation;
 use crate::filter::ValueFilter;
+use crate::interrupt::{steps_of, tick};
+use crate::key::encode_key_with;
 use crate::show::show;
 use crate::{Doc, DocBuilder, Element, Error, Owned, RawDoc, Result, Value};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
+use std::collections::HashSet;
 
 /// `$push` with its modifiers.
 #[derive(Clone, Debug)]
@@ -235,13 +239,58 @@ pub(crate) fn add_to_set(
         }
     };
     let mut new: SmallVec<[Value<'_>; 4]> = SmallVec::new();
-    for item in items.iter().map(Owned::value) {
-        let known = new.iter().copied().chain(array.values()).any(|there| scope.equal(there, item));
-        if !known {
-            new.push(item);
+    if items.len() <= FEW {
+        for item in items.iter().map(Owned::value) {
+            tick(1 + steps_of(Value::Array(array)))?;
+            let known = new.iter().copied().chain(array.values()).any(|there| scope.equal(there, item));
+            if !known {
+                new.push(item);
+            }
+        }
+    } else {
+        let mut known = Known::of(array.values(), scope)?;
+        for item in items.iter().map(Owned::value) {
+            tick(1 + steps_of(item))?;
+            if known.add(item) {
+                new.push(item);
+            }
         }
     }
     Ok(append(&new, array, name, old.is_none(), out))
+}
+
+/// So many items are compared with each element; more are looked up, or the time would grow with the square.
+const FEW: usize = 8;
+
+/// A set of values by their keys, which are equal exactly if the values are: numbers of all types, text by the
+/// collation.
+struct Known<'s> {
+    collation: Option<&'s Collation>,
+    keys: HashSet<Vec<u8>>,
+    scratch: Vec<u8>,
+}
+
+impl<'s> Known<'s> {
+    fn of<'v>(values: impl Iterator<Item = Value<'v>>, scope: &Scope<'s>) -> Result<Known<'s>> {
+        let mut known = Known { collation: scope.collation, keys: HashSet::new(), scratch: Vec::new() };
+        for value in values {
+            tick(1 + steps_of(value))?;
+            known.add(value);
+        }
+        Ok(known)
+    }
+
+    /// Adds a value; whether it was not there.
+    fn add(&mut self, value: Value<'_>) -> bool {
+        !self.has(value) && self.keys.insert(self.scratch.clone())
+    }
+
+    /// Whether a value is there; its key is left in `scratch`.
+    fn has(&mut self, value: Value<'_>) -> bool {
+        self.scratch.clear();
+        encode_key_with(value, self.collation, &mut self.scratch);
+        self.keys.contains(&self.scratch)
+    }
 }
 
 pub(crate) fn pop(first: bool, name: &str, old: Value<'_>, out: &mut DocBuilder) -> Result<Effect> {
@@ -324,7 +373,12 @@ pub(crate) fn pull_all(
     let Value::Array(array) = old else {
         return Err(Error::bad_value("Cannot apply $pull to a non-array value"));
     };
-    Ok(retain(array, name, out, |element| {
-        !items.iter().any(|item| scope.equal(element.value(), item.value()))
-    }))
+    if items.len() <= FEW {
+        return Ok(retain(array, name, out, |element| {
+            !items.iter().any(|item| scope.equal(element.value(), item.value()))
+        }));
+    }
+    let mut pulled = Known::of(items.iter().map(Owned::value), scope)?;
+    tick(steps_of(old))?;
+    Ok(retain(array, name, out, |element| !pulled.has(element.value())))
 }

@@ -12,6 +12,17 @@ use crate::show::show;
 use crate::{Error, Owned, RawDoc, Result, Value, code};
 use std::sync::Arc;
 
+/// Whether a condition that may take long is anywhere in a text.
+fn asks_much(text: Value<'_>) -> bool {
+    match text {
+        Value::Regex { .. } => true,
+        Value::Document(inner) | Value::Array(inner) => inner.iter().any(|element| {
+            matches!(element.key(), "$expr" | "$jsonSchema" | "$regex") || asks_much(element.value())
+        }),
+        _ => false,
+    }
+}
+
 impl Update {
     /// Parses the `u` of an update statement: a replacement, operators, or (an array) a pipeline.
     /// `array_filters` is the statement's array of filters for `$[name]`.
@@ -52,6 +63,7 @@ impl Update {
         };
         Ok(Update {
             kind,
+            asks_much: asks_much(update) || array_filters.is_some_and(|all| asks_much(Value::Array(all))),
             filters,
             bytes,
             collation: options.collation.clone(),

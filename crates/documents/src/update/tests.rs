@@ -363,7 +363,7 @@ fn upserts() {
         upsert(&[("a", one.clone()), ("a.b", two)], doc! { "$set": { "x": 1 } }).unwrap_err().code.number,
         54
     );
-    assert_eq!(upsert(&[("_id.x", one)], doc! { "$set": { "x": 1 } }).unwrap_err().code.number, 55);
+    assert_eq!(upsert(&[("_id.x", one)], doc! { "$set": { "x": 1 } }).unwrap_err().code.number, 111);
 }
 
 #[test]
@@ -411,5 +411,76 @@ proptest::proptest! {
                 proptest::prop_assert_eq!(again.bytes(), applied.doc.bytes(), "{:?} on {:?}: {:?}", update, old, description);
             }
         }
+    }
+}
+
+mod large_sets {
+    use super::{Doc, ToValue, doc, try_update};
+    use crate::arbitrary::value as any_value;
+    use crate::collation::Collation;
+    use crate::compare::compare_with;
+    use crate::update::{Update, UpdateOptions};
+    use crate::{DocBuilder, Owned};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn array_of(values: &[Owned]) -> Owned {
+        let mut array = DocBuilder::new();
+        values.iter().for_each(|value| {
+            array.push(value);
+        });
+        Owned::Array(array.finish())
+    }
+
+    fn values() -> impl Strategy<Value = Vec<Owned>> {
+        let few = prop_oneof![
+            (0i32..4).prop_map(Owned::Int32),
+            (0i64..4).prop_map(Owned::Int64),
+            (0i32..4).prop_map(|n| Owned::Double(f64::from(n))),
+            "[aAbB]".prop_map(Owned::String),
+        ];
+        prop::collection::vec(prop_oneof![3 => few, 1 => any_value()], 0..30)
+    }
+
+    proptest! {
+        #[test]
+        fn sets_are_as_if_each_were_compared_with_each(
+            there in values(),
+            items in values(),
+            text_by_letter in any::<bool>(),
+        ) {
+            let collation = doc! { "locale": "en", "strength": 1 };
+            let collation: Option<Arc<Collation>> =
+                if text_by_letter { Collation::parse(collation.raw()).unwrap() } else { None };
+            let same = |a: &Owned, b: &Owned| compare_with(a.value(), b.value(), collation.as_deref()).is_eq();
+            let apply = |update: Doc| {
+                let options = UpdateOptions { collation: collation.clone(), ..UpdateOptions::default() };
+                let old = doc! { "a": array_of(&there) };
+                Update::parse(update.to_value(), None, &options).unwrap().apply(old.raw(), None, false).unwrap().doc
+            };
+            let mut united = there.clone();
+            for item in &items {
+                if !united.iter().any(|other| same(other, item)) {
+                    united.push(item.clone());
+                }
+            }
+            let added = apply(doc! { "$addToSet": { "a": { "$each": array_of(&items) } } });
+            prop_assert_eq!(added, doc! { "a": array_of(&united) });
+            let left: Vec<Owned> =
+                there.iter().filter(|value| !items.iter().any(|item| same(item, value))).cloned().collect();
+            prop_assert_eq!(apply(doc! { "$pullAll": { "a": array_of(&items) } }), doc! { "a": array_of(&left) });
+        }
+    }
+
+    /// Comparing each with each would take hours.
+    #[test]
+    fn large_sets_take_no_time_that_grows_with_the_square() {
+        let numbers = |from: i32| array_of(&(from..from + 200_000).map(Owned::Int32).collect::<Vec<_>>());
+        let old = doc! { "a": numbers(0) };
+        let added = try_update(&old, doc! { "$addToSet": { "a": { "$each": numbers(100_000) } } }, None);
+        let length = |doc: &Doc| doc.get("a").unwrap().as_array().unwrap().len();
+        assert_eq!(length(&added.unwrap().doc), 300_000);
+        let pulled = try_update(&old, doc! { "$pullAll": { "a": numbers(100_000) } }, None);
+        assert_eq!(length(&pulled.unwrap().doc), 100_000);
     }
 }

@@ -5,13 +5,13 @@ use crate::update::{ChildOrder, Fields, Op, Scope, run};
 use crate::{Code, Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result};
 
 const NOT_SINGLE_VALUE_FIELD: Code = Code { number: 54, name: "NotSingleValueField" };
-const NOT_EXACT_VALUE_FIELD: Code = Code { number: 55, name: "NotExactValueField" };
+const NOT_EXACT_VALUE_FIELD: Code = Code { number: 111, name: "NotExactValueField" };
 
 /// The document to insert: the fields that the query fixes, changed by the update, with `_id` first
 /// (`generated_id` if neither names one).
 ///
 /// `equalities` are the paths that the query sets equal to a value. Errors: 54 if the query fixes a path
-/// twice, 55 if it fixes only a part of `_id`, 66 if the update changes the `_id` that the query fixes.
+/// twice, 111 if it fixes only a part of `_id`, 66 if the update changes the `_id` that the query fixes.
 pub fn upsert_document(
     equalities: &[(String, Owned)],
     update: &Update,

@@ -42,7 +42,14 @@ pub fn parsed_update(update: Doc) -> Update {
 }
 
 pub fn write_of(statements: Vec<Statement>) -> Write {
-    Write { statements, ordered: true, retry: None, ack: Ack::Written, bypass_validation: false }
+    Write {
+        statements,
+        ordered: true,
+        retry: None,
+        ack: Ack::Written,
+        bypass_validation: false,
+        interrupt: None,
+    }
 }
 
 pub fn statement_insert(ns: &Namespace, doc: Doc) -> Statement {
@@ -108,6 +115,10 @@ struct All;
 impl EventPipeline for All {
     fn apply(&self, event: &Scanned<'_>) -> Result<Option<Doc>> {
         Ok(Some(event.doc().clone()))
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
     }
 }
 

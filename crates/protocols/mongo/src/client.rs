@@ -2,7 +2,8 @@
 
 use foldhash::HashMap;
 use parking_lot::Mutex;
-use rockdove_documents::{Doc, RawDoc, Value};
+use rockdove_documents::interrupt::Interrupt;
+use rockdove_documents::{Doc, Error, RawDoc, Value, code};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,6 +20,9 @@ pub struct Client {
     /// The `client` document of its first `hello`.
     metadata: OnceLock<Doc>,
     running: Mutex<Option<Operation>>,
+    /// The number of the operation that runs and is to go on, else 0. Work that an operation has left behind on
+    /// another thread sees by it that it is over.
+    current: Arc<AtomicI64>,
     /// Woken to end the operation that runs.
     interrupt: Notify,
 }
@@ -39,7 +43,8 @@ pub struct Operation {
 impl Client {
     /// A client that has not introduced itself.
     pub fn new(id: i32, peer: SocketAddr) -> Client {
-        Client { id, peer, metadata: OnceLock::new(), running: Mutex::new(None), interrupt: Notify::new() }
+        let (metadata, running) = (OnceLock::new(), Mutex::new(None));
+        Client { id, peer, metadata, running, current: Arc::default(), interrupt: Notify::new() }
     }
 
     /// Keeps what the client says about itself; only the first time counts.
@@ -63,9 +68,26 @@ impl Client {
         }
     }
 
-    /// Notes the operation that runs from now on, or none.
-    pub fn set_running(&self, operation: Option<Operation>) {
-        *self.running.lock() = operation;
+    /// Notes the operation that runs from now on, until the guard is dropped.
+    pub fn start(&self, operation: Operation) -> Running<'_> {
+        self.current.store(operation.id, Ordering::Relaxed);
+        *self.running.lock() = Some(operation);
+        Running(self)
+    }
+
+    /// What work of an operation asks on whatever thread: it ends when the operation does, when that is killed, and
+    /// at `deadline`.
+    pub fn interrupt_of(&self, operation: i64, deadline: Option<Instant>) -> Interrupt {
+        let current = self.current.clone();
+        Interrupt::new(move || match deadline {
+            _ if current.load(Ordering::Relaxed) != operation => {
+                Err(Error::new(code::INTERRUPTED, "operation was interrupted"))
+            }
+            Some(deadline) if Instant::now() >= deadline => {
+                Err(Error::new(code::MAX_TIME_MS_EXPIRED, "operation exceeded time limit"))
+            }
+            _ => Ok(()),
+        })
     }
 
     /// The operation that runs now.
@@ -76,6 +98,17 @@ impl Client {
     /// Comes back when the running operation shall end.
     pub async fn interrupted(&self) {
         self.interrupt.notified().await;
+    }
+}
+
+/// An operation while it runs.
+#[derive(Debug)]
+pub struct Running<'c>(&'c Client);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.current.store(0, Ordering::Relaxed);
+        *self.0.running.lock() = None;
     }
 }
 
@@ -121,6 +154,8 @@ impl Clients {
         let runs = |client: &Arc<Client>| client.running.lock().as_ref().is_some_and(|op| op.id == operation);
         let client = self.connected.lock().values().find(|client| runs(client)).cloned();
         if let Some(client) = &client {
+            // Only if it is still this one that runs.
+            let _ = client.current.compare_exchange(operation, 0, Ordering::Relaxed, Ordering::Relaxed);
             client.interrupt.notify_waiters();
         }
         client.is_some()

@@ -181,7 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             return Ok(answer);
         }
         self.flush().await?;
-        let gives_up = commands::waits_for_news(request);
+        let gives_up = commands::changes_nothing(request);
         loop {
             let may_read = !self.at_end && self.decoder.buffered() < MESSAGE_BYTES_MAX;
             tokio::select! {

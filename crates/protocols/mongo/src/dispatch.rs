@@ -13,6 +13,7 @@ use crate::failpoint::{self, Fault, Target};
 use crate::session::SessionFields;
 use crate::shared::{Counters, Shared, append_times};
 use crate::topology::Role;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
 use rockdove_engine::Ack;
 use std::borrow::Cow;
@@ -68,6 +69,8 @@ pub struct Call<'a> {
     pub read_concern: ReadConcern,
     /// When it must be done.
     pub deadline: Option<Instant>,
+    /// Its number, as `currentOp` shows it.
+    operation: i64,
     /// If an answer was given before: where to go on.
     pub previous: Option<More>,
     /// Whether the client takes several answers.
@@ -98,6 +101,11 @@ impl<'a> Call<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// What long work for it asks, on whatever thread.
+    pub fn interrupt(&self) -> Interrupt {
+        self.client.interrupt_of(self.operation, self.deadline)
     }
 
     /// The command document.
@@ -222,6 +230,7 @@ async fn run(
             ReadConcern::parse(command, spec.has(Spec::SNAPSHOT))
         })?,
         deadline: deadline(command, spec)?,
+        operation: shared.clients.next_operation(),
         previous,
         exhaust: request.flags.exhaust_allowed(),
         sync_timed_out: AtomicBool::new(false),
@@ -243,10 +252,10 @@ fn concern<T: Default>(applies: bool, parse: impl FnOnce() -> Result<T>) -> Resu
 /// Runs the handler; what waits can be ended by time and by `killOp`.
 async fn perform(call: &Call<'_>, spec: &Spec, reply: &mut DocBuilder) -> Result<Option<More>> {
     commands::count(spec, &call.shared.counters);
-    let id = call.shared.clients.next_operation();
+    let id = call.operation;
     let namespace = failpoint::namespace(call.body, call.database);
     let command = call.body.command.clone();
-    call.client.set_running(Some(Operation { id, command, namespace, since: Instant::now() }));
+    let _running = call.client.start(Operation { id, command, namespace, since: Instant::now() });
     let result = match spec.run {
         Run::Now(handler) => handler(call, reply).map(|()| Flow::Done),
         Run::Later(handler) => {
@@ -266,7 +275,6 @@ async fn perform(call: &Call<'_>, spec: &Spec, reply: &mut DocBuilder) -> Result
             }
         }
     };
-    call.client.set_running(None);
     Ok(match result? {
         Flow::Done => None,
         Flow::More(more) => Some(more),

@@ -16,8 +16,9 @@ use tokio::sync::{Notify, Semaphore};
 
 /// How often idle sessions and cursors are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
-/// Most long reads at one time; more wait for their turn.
-const HEAVY_READS_MAX: usize = 4;
+/// Most long reads at one time; more wait for their turn. More than there are processors, so that a few endless ones
+/// do not keep those from their turn that are soon done.
+pub const HEAVY_READS_MAX: usize = 16;
 
 /// The state behind all connections of this protocol.
 pub struct Shared {
@@ -48,7 +49,7 @@ pub struct Shared {
     /// Messaging registrations of Morphium (PoppyDB personality).
     pub registrations: crate::commands::messaging::Registrations,
     /// How many long reads may run beside the connections at one time.
-    pub heavy_reads: Semaphore,
+    pub heavy_reads: Arc<Semaphore>,
     reply_ids: AtomicI32,
 }
 
@@ -97,7 +98,7 @@ impl Shared {
             shutdown_asked: Notify::new(),
             started: Instant::now(),
             registrations: Default::default(),
-            heavy_reads: Semaphore::new(HEAVY_READS_MAX),
+            heavy_reads: Arc::new(Semaphore::new(HEAVY_READS_MAX)),
             reply_ids: AtomicI32::new(1000),
         })
     }

@@ -816,3 +816,43 @@ async fn expanded_events_tell_more() {
     let dropped = Value::Binary { subtype: 4, bytes: &uuid };
     assert_eq!(field(&events[3], "operationDescription.dropTarget"), Some(dropped));
 }
+
+#[tokio::test]
+async fn no_result_is_larger_than_a_document_may_be() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for n in 0..20 {
+        let insert =
+            doc! { "insert": "c", "documents": [{ "_id": n, "text": "x".repeat(1 << 20) }], "$db": "db" };
+        peer.good(&insert).await;
+    }
+    let push = doc! { "$group": { "_id": null, "all": { "$push": "$text" } } };
+    let join = doc! { "$lookup": { "from": "c", "pipeline": [], "as": "all" } };
+    let facet = doc! { "$facet": { "a": [{ "$match": {} }] } };
+    for stage in [push, join, facet] {
+        let command = doc! { "aggregate": "c", "pipeline": [&stage], "cursor": {}, "$db": "db" };
+        assert_eq!(peer.code(&command).await, 10334, "{stage:?}");
+        let count =
+            doc! { "aggregate": "c", "pipeline": [&stage, { "$count": "n" }], "cursor": {}, "$db": "db" };
+        peer.good(&count).await; // what passes between stages may be larger
+    }
+    let fields = doc! { "x": { "$map": { "input": { "$range": [0, 20] }, "in": "$text" } } };
+    let modify =
+        doc! { "findAndModify": "c", "query": { "_id": 1 }, "remove": true, "fields": fields, "$db": "db" };
+    assert_eq!(peer.code(&modify).await, 10334);
+    assert_eq!(number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"), 20);
+}
+
+#[tokio::test]
+async fn a_view_is_not_watched_and_does_not_read_itself() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let view = |name: &str, on: &str| doc! { "create": name, "viewOn": on, "pipeline": [], "$db": "db" };
+    assert_eq!(peer.code(&view("v", "v")).await, 5);
+    peer.good(&view("v", "w")).await;
+    peer.good(&view("w", "x")).await;
+    assert_eq!(peer.code(&view("x", "v")).await, 5);
+    assert_eq!(peer.code(&doc! { "collMod": "w", "viewOn": "v", "pipeline": [], "$db": "db" }).await, 5);
+    let watch = doc! { "aggregate": "v", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    assert_eq!(peer.code(&watch).await, 166);
+}

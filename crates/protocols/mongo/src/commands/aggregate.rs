@@ -65,7 +65,7 @@ async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     fields.only(&FIELDS)?;
     let stages = fields.required_array("pipeline")?;
     if fields.flag("explain")? {
-        explain::append(call, call.command(), false, reply)?;
+        explain::append(call, call.command(), false, reply).await?;
         return Ok(Flow::Done);
     }
     if fields.document("cursor")?.is_none() {
@@ -89,16 +89,8 @@ async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
         cursor::open(opening, cursor::Source::ready(Vec::new()), reply)?;
         return Ok(Flow::Done);
     }
-    let again = if is_repeatable(stages) { prepared.unlimited() } else { None };
     let heavy = prepared.heavy;
-    let make = move || {
-        let reader = Reader::new(prepared.run()?, None, heavy);
-        Ok(match again {
-            Some(again) => reader.limited(Box::new(move |delivered| again.run_behind(delivered))),
-            None => reader,
-        })
-    };
-    cursor::open_with(opening, heavy, make, reply).await?;
+    cursor::open_with(opening, heavy, move || Ok(Reader::new(prepared.run()?, None, heavy)), reply).await?;
     Ok(Flow::Done)
 }
 
@@ -116,7 +108,7 @@ async fn write_out(call: &Call<'_>, prepared: Prepared, reply: &mut DocBuilder) 
     let (pipeline, environment) = (prepared.pipeline.clone(), prepared.environment.clone());
     let parsing = prepared.parsing.clone();
     let results = move || Ok(prepared.run()?.collect::<rockdove_documents::Result<Vec<Doc>>>()?);
-    let results = off_thread(call.shared, results).await?;
+    let results = off_thread(call.shared, &call.interrupt(), results).await?;
     let ack = if concern.journal { Ack::Synced } else { Ack::Written };
     let writer = sink::Writer { call, parsing: &parsing, environment: &environment, ack };
     if let Some(sink) = pipeline.sink() {
@@ -182,44 +174,18 @@ fn prepare(
         None => None,
     };
     let (input, done, heavy) = match made {
-        Some(made) => (Input::Made(made), 0, false),
+        Some(made) => (Input::Made(made), 0, !pipeline.is_cheap_from(0)),
         None => {
-            let (find, done) = leading(call, &parsing, ns, &pipeline, hint)?;
+            let (find, done) = leading(&parsing, ns, &pipeline, hint)?;
             let query = Query::plan(&state, find)?;
-            let heavy = is_heavy(&query) || !pipeline.reads().is_empty();
+            let heavy = is_heavy(&query) || !pipeline.is_cheap_from(done);
             (Input::Collection(Box::new(query)), done, heavy)
         }
     };
     Ok(Prepared { pipeline, done, input, environment, parsing, heavy })
 }
 
-/// Whether the same stages over the same documents give the same results in the same order.
-fn is_repeatable(stages: RawDoc<'_>) -> bool {
-    const RANDOM: [&[u8]; 3] = [b"$sample", b"$rand", b"$$NOW"];
-    let bytes = stages.bytes();
-    !RANDOM.iter().any(|name| bytes.windows(name.len()).any(|part| part == *name))
-}
-
 impl Prepared {
-    /// The same without the time limit that the first batch has, if it has one.
-    fn unlimited(&self) -> Option<Prepared> {
-        let Input::Collection(query) = &self.input else { return None };
-        query.has_deadline().then(|| Prepared {
-            pipeline: self.pipeline.clone(),
-            done: self.done,
-            input: Input::Collection(Box::new(query.unlimited())),
-            environment: self.environment.clone(),
-            parsing: self.parsing.clone(),
-            heavy: self.heavy,
-        })
-    }
-
-    /// What follows the first `delivered` results.
-    fn run_behind(self, delivered: u64) -> Result<Docs> {
-        let skipped = usize::try_from(delivered).unwrap_or(usize::MAX);
-        Ok(Box::new(self.run()?.skip(skipped)))
-    }
-
     fn run(self) -> Result<Docs> {
         let input: Docs = match self.input {
             Input::Collection(query) => Box::new(query.documents()?),
@@ -231,7 +197,6 @@ impl Prepared {
 
 /// The query that does what the first stages ask for, and how many these are.
 fn leading(
-    call: &Call<'_>,
     parsing: &Parsing,
     ns: Namespace,
     pipeline: &Pipeline,
@@ -244,7 +209,6 @@ fn leading(
         skip: leading.skip,
         limit: leading.limit.unwrap_or(0),
         hint,
-        deadline: call.deadline,
         ..Find::new(ns, filter)
     };
     Ok((find, leading.stages))
@@ -257,7 +221,7 @@ pub fn leading_find(call: &Call<'_>, fields: &Fields<'_>) -> Result<Find> {
     let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
     let (ns, stages) = resolve(&state, &ns, fields.required_array("pipeline")?)?;
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
-    Ok(leading(call, &parsing, ns, &pipeline, query::hint(fields)?)?.0)
+    Ok(leading(&parsing, ns, &pipeline, query::hint(fields)?)?.0)
 }
 
 /// Follows views down to the collection they read: its name, and their stages before `stages`.
@@ -413,15 +377,16 @@ pub async fn count_in_view(
         }
         Ok(count)
     };
-    off_thread(call.shared, count).await
+    off_thread(call.shared, &call.interrupt(), count).await
 }
 
-/// The documents of a view that match the command's `query`.
+/// Reads the documents of a view that match the command's `query`.
 pub fn documents_of_view(
     call: &Call<'_>,
     fields: &Fields<'_>,
     state: &Arc<State>,
     ns: &Namespace,
-) -> Result<Docs> {
-    prepare(call, fields, state.clone(), Some(ns), stages_of(fields, "query")?.raw())?.run()
+) -> Result<impl FnOnce() -> Result<Docs> + Send + use<>> {
+    let prepared = prepare(call, fields, state.clone(), Some(ns), stages_of(fields, "query")?.raw())?;
+    Ok(move || prepared.run())
 }

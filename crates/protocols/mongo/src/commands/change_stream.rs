@@ -35,6 +35,10 @@ impl EventPipeline for Stages {
     fn needs(&self) -> Vec<Alternatives<'_>> {
         self.pipeline.needs()
     }
+
+    fn is_cheap(&self) -> bool {
+        self.pipeline.is_cheap()
+    }
 }
 
 /// Opens a stream and answers with what has happened since it starts.
@@ -143,6 +147,9 @@ fn scope(call: &Call<'_>, spec: &Fields<'_>) -> Result<Scope> {
             let ns = Namespace::new(call.database, collection)?;
             if ns.is_internal() {
                 return invalid(&format!("$changeStream may not be opened on the internal namespace {ns}"));
+            }
+            if let Some(collection) = call.shared.engine.snapshot().collection(&ns) {
+                collection.info.refuse_view()?;
             }
             Ok(Scope::Collection(ns))
         }

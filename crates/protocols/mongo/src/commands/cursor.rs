@@ -3,15 +3,18 @@
 //! A batch is written into the reply as it is read: documents are copied once, from where they are stored.
 
 use super::{Flow, Spec};
+use crate::codec::MESSAGE_BYTES_MAX;
 use crate::cursors::{BATCH_BYTES_MAX, BatchLimit, Binding, Lease};
 use crate::dispatch::{Call, More, max_time, time_is_over};
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use crate::shared::Shared;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, DocBuilder, Error, Value, code};
 use rockdove_engine::{Batch, ChangeStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// The commands of this family.
 pub const COMMANDS: &[Spec] = &[
@@ -19,6 +22,10 @@ pub const COMMANDS: &[Spec] = &[
     Spec::now("killCursors", Spec::API_V1, kill),
 ];
 
+/// Most bytes of a result that is computed (MongoDB manual, limits: BSON document size).
+const RESULT_BYTES_MAX: usize = 16 << 20;
+/// Most bytes of an event, which may hold a document twice and what changed: what fits a message.
+const EVENT_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (64 << 10);
 /// How long a `getMore` waits for news if it does not say (MongoDB manual: getMore).
 const AWAIT_DEFAULT: Duration = Duration::from_secs(1);
 /// Longest wait for news.
@@ -48,14 +55,7 @@ pub struct Reader {
     left: Option<u64>,
     /// Whether reading a batch may take long.
     heavy: bool,
-    /// How many documents were delivered.
-    delivered: u64,
-    /// Reads the same documents again without the time limit of the first batch.
-    again: Option<Again>,
 }
-
-/// Starts reading anew behind so many documents.
-pub type Again = Box<dyn FnOnce(u64) -> Result<Documents> + Send>;
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -78,29 +78,11 @@ impl Source {
 impl Reader {
     /// A reader of `documents`, of which there are at most `left`; `heavy` if reading may take long.
     pub fn new(documents: Documents, left: Option<u64>, heavy: bool) -> Reader {
-        Reader { documents, held: None, left, heavy, delivered: 0, again: None }
-    }
-
-    /// The same reader with a time limit that ends with the first batch: a client may ask for the next one
-    /// long after. Later batches go on from what `again` reads in the same snapshot.
-    pub fn limited(self, again: Again) -> Reader {
-        Reader { again: Some(again), ..self }
+        Reader { documents, held: None, left, heavy }
     }
 
     /// Reads a batch; whether the documents are at their end.
     fn read(&mut self, limit: BatchLimit) -> Result<(Vec<Doc>, bool)> {
-        if self.delivered > 0
-            && let Some(again) = self.again.take()
-        {
-            self.documents = again(self.delivered)?;
-            self.held = None;
-        }
-        let (batch, ended) = self.read_on(limit)?;
-        self.delivered += batch.len() as u64;
-        Ok((batch, ended))
-    }
-
-    fn read_on(&mut self, limit: BatchLimit) -> Result<(Vec<Doc>, bool)> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         loop {
             if self.left == Some(0) {
@@ -113,6 +95,7 @@ impl Reader {
                 Some(doc) => doc?,
                 None => return Ok((batch, true)),
             };
+            check_size(&doc, RESULT_BYTES_MAX)?;
             if !limit.admits(batch.len(), bytes, doc.bytes().len()) {
                 self.held = Some(doc);
                 return Ok((batch, false));
@@ -124,9 +107,20 @@ impl Reader {
     }
 }
 
+/// Refuses a result that drivers would not take: stages and expressions may make large documents of small ones.
+fn check_size(doc: &Doc, bytes_max: usize) -> Result<()> {
+    let size = doc.bytes().len();
+    if size <= bytes_max {
+        return Ok(());
+    }
+    let message = format!("a result of {size} bytes is larger than the {bytes_max} bytes that it may have");
+    Err(Failure::new(code::BSON_OBJECT_TOO_LARGE, message))
+}
+
 /// How a cursor is opened.
 pub struct Opening {
     shared: Arc<Shared>,
+    interrupt: Interrupt,
     binding: Binding,
     batch_size: Option<u64>,
     /// Whether the cursor ends with its first batch whatever is left.
@@ -145,7 +139,8 @@ impl Opening {
             change_stream: false,
             time_limited: call.deadline.is_some(),
         };
-        Opening { shared: call.shared.clone(), binding, batch_size: None, single: false, extra: None }
+        let (shared, interrupt) = (call.shared.clone(), call.interrupt());
+        Opening { shared, interrupt, binding, batch_size: None, single: false, extra: None }
     }
 
     /// The size of the first batch.
@@ -208,21 +203,38 @@ pub async fn open_with(
         let (batch, ended) = reader.read(limit)?;
         Ok((reader, batch, ended))
     };
-    let (reader, batch, ended) = if heavy { off_thread(&opening.shared, work).await? } else { work()? };
+    let (reader, batch, ended) = match heavy {
+        true => off_thread(&opening.shared, &opening.interrupt, work).await?,
+        false => work()?,
+    };
     append_first(&opening, reply, &batch, Source::Documents(reader), ended)
 }
 
-/// Runs long work where it holds up nobody; only a few such works run at a time.
+/// Runs long work where it holds up nobody, until it is interrupted; only a few such works run at a time.
 pub async fn off_thread<T: Send + 'static>(
     shared: &Shared,
+    interrupt: &Interrupt,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let permit = shared.heavy_reads.acquire().await;
-    let _permit =
+    let permit = shared.heavy_reads.clone().acquire_owned().await;
+    let permit =
         permit.map_err(|_| Failure::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down"))?;
+    let interrupt = interrupt.clone();
+    let work = move || {
+        let _permit = permit; // also if nobody waits for the work any more
+        interrupt.during(work)
+    };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => Err(Failure::new(code::INTERNAL_ERROR, format!("a read failed: {error}"))),
+    }
+}
+
+/// Does what may take long where it stands; the runtime goes on meanwhile with another thread, if it has several.
+pub fn in_place<T>(interrupt: &Interrupt, work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => tokio::task::block_in_place(|| interrupt.during(work)),
+        _ => interrupt.during(work),
     }
 }
 
@@ -264,6 +276,7 @@ pub async fn open_changes(
         Some(Batch { events, resume_token, ended }) => (events, resume_token, ended),
         None => (Vec::new(), start, false),
     };
+    events.iter().try_for_each(|event| check_size(event, EVENT_BYTES_MAX))?;
     let id = opening.keep(Source::Changes(stream), ended)?;
     append(reply, "firstBatch", &events, Some(&resume(&token)), id, &opening.binding.namespace);
     Ok(())
@@ -271,7 +284,7 @@ pub async fn open_changes(
 
 /// Answers with the first batch of a tailable cursor.
 pub fn open_tail(opening: Opening, mut tail: Box<super::tail::Tail>, reply: &mut DocBuilder) -> Result<()> {
-    let batch = tail.present(BatchLimit::first(opening.batch_size))?;
+    let batch = tail.present(BatchLimit::first(opening.batch_size), &opening.interrupt)?;
     let ended = tail.is_over(&batch);
     append_first(&opening, reply, &batch, Source::Tail(tail), ended)
 }
@@ -360,11 +373,12 @@ async fn read(
         Source::Changes(stream) => {
             let Batch { events, resume_token, ended } =
                 stream.next(limit.documents(), BATCH_BYTES_MAX, wait).await?;
+            events.iter().try_for_each(|event| check_size(event, EVENT_BYTES_MAX))?;
             Ok(Next { batch: events, extra: Some(resume(&resume_token)), ended })
         }
         Source::Tail(tail) if !tail.awaits() && max_time.is_some() => Err(no_max_time()),
         Source::Tail(tail) => {
-            let batch = tail.read(limit, wait).await?;
+            let batch = tail.read(limit, wait, &call.interrupt()).await?;
             Ok(Next { ended: tail.is_over(&batch), batch, extra: None })
         }
         Source::Gone => {
@@ -386,7 +400,7 @@ async fn read_heavy(call: &Call<'_>, content: &mut Source, limit: BatchLimit) ->
         let (batch, ended) = reader.read(limit)?;
         Ok((reader, batch, ended))
     };
-    let (reader, batch, ended) = off_thread(call.shared, work).await?;
+    let (reader, batch, ended) = off_thread(call.shared, &call.interrupt(), work).await?;
     *content = Source::Documents(reader);
     Ok(Next { batch, extra: None, ended })
 }

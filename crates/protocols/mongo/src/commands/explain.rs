@@ -1,7 +1,8 @@
 //! `explain`: how a command would be carried out, and what carrying it out looks at.
 
+use super::cursor::off_thread;
 use super::query::{self, Parsing};
-use super::{Spec, aggregate, find};
+use super::{Flow, Spec, aggregate, find};
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
@@ -10,9 +11,10 @@ use rockdove_engine::{Explained, Find};
 use std::time::Instant;
 
 /// The commands of this family.
-pub const COMMANDS: &[Spec] = &[Spec::now("explain", Spec::READ | Spec::API_V1, explain)];
+pub const COMMANDS: &[Spec] =
+    &[Spec::later("explain", Spec::READ | Spec::API_V1, |call, reply| Box::pin(explain(call, reply)))];
 
-fn explain(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
+async fn explain(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("explain", call.command())?;
     let explained = fields.required_document("explain")?;
     let executes = match fields.string("verbosity")? {
@@ -24,11 +26,17 @@ fn explain(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
             return Err(Error::bad_value(message).into());
         }
     };
-    append(call, explained, executes, reply)
+    append(call, explained, executes, reply).await?;
+    Ok(Flow::Done)
 }
 
 /// Explains a command: its query, whatever is done with what the query finds.
-pub fn append(call: &Call<'_>, explained: RawDoc<'_>, executes: bool, reply: &mut DocBuilder) -> Result<()> {
+pub async fn append(
+    call: &Call<'_>,
+    explained: RawDoc<'_>,
+    executes: bool,
+    reply: &mut DocBuilder,
+) -> Result<()> {
     let name = explained.iter().next().map_or("", |first| first.key());
     let fields = Fields::new(name, explained)?;
     let find = match name {
@@ -54,27 +62,29 @@ pub fn append(call: &Call<'_>, explained: RawDoc<'_>, executes: bool, reply: &mu
             ));
         }
     };
-    append_plan(call, &find, explained, executes, reply)
+    append_plan(call, find, explained, executes, reply).await
 }
 
 fn with_filter(call: &Call<'_>, fields: &Fields<'_>, name: &str, filter: Option<RawDoc<'_>>) -> Result<Find> {
     let ns = query::namespace(call, fields, name)?;
     let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
     let filter = parsing.filter(filter.unwrap_or(RawDoc::empty()))?;
-    Ok(Find { hint: query::hint(fields)?, deadline: call.deadline, ..Find::new(ns, filter) })
+    Ok(Find { hint: query::hint(fields)?, ..Find::new(ns, filter) })
 }
 
-fn append_plan(
+async fn append_plan(
     call: &Call<'_>,
-    find: &Find,
+    find: Find,
     explained: RawDoc<'_>,
     executes: bool,
     reply: &mut DocBuilder,
 ) -> Result<()> {
     let begin = Instant::now();
-    let result = rockdove_engine::explain(&call.shared.engine.snapshot(), find, executes)?;
+    let (state, ns) = (call.shared.engine.snapshot(), find.ns.clone());
+    let work = move || Ok(rockdove_engine::explain(&state, &find, executes)?);
+    let result = if executes { off_thread(call.shared, &call.interrupt(), work).await? } else { work()? };
     reply.append("explainVersion", "1").start_document("queryPlanner");
-    reply.append("namespace", find.ns.full()).append("indexFilterSet", false);
+    reply.append("namespace", ns.full()).append("indexFilterSet", false);
     let filter =
         explained.get("filter").or(explained.get("query")).unwrap_or(Value::Document(RawDoc::empty()));
     reply.append_value("parsedQuery", filter);

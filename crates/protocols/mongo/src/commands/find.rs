@@ -80,16 +80,7 @@ async fn find(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let query = Query::plan(&state, find)?;
     let heavy = is_heavy(&query);
     let left = (limit > 0).then_some(limit);
-    let make = move || {
-        let later = query.has_deadline().then(|| query.unlimited());
-        let reader = Reader::new(Box::new(query.documents()?), left, heavy);
-        Ok(match later {
-            Some(query) => {
-                reader.limited(Box::new(move |delivered| Ok(Box::new(query.behind(delivered).documents()?))))
-            }
-            None => reader,
-        })
-    };
+    let make = move || Ok(Reader::new(Box::new(query.documents()?), left, heavy));
     cursor::open_with(opening, heavy, make, reply).await?;
     Ok(Flow::Done)
 }
@@ -116,7 +107,6 @@ pub fn parse(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace, limit: u64) ->
         skip: fields.count("skip")?.unwrap_or(0),
         limit,
         hint: query::hint(fields)?,
-        deadline: call.deadline,
     })
 }
 
@@ -130,7 +120,7 @@ fn is_empty(value: rockdove_documents::Value<'_>) -> bool {
 
 /// Whether carrying a query out may take long.
 pub fn is_heavy(query: &Query) -> bool {
-    query.looks_at_more_than(HEAVY_DOCUMENTS)
+    !query.is_cheap() || query.looks_at_more_than(HEAVY_DOCUMENTS)
 }
 
 /// A collection that is not there has nothing to go on from: its cursor is closed at once.
@@ -161,7 +151,7 @@ async fn count(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     } else {
         let query = Query::plan(&state, find)?;
         match is_heavy(&query) {
-            true => off_thread(call.shared, move || Ok(query.count()?)).await?,
+            true => off_thread(call.shared, &call.interrupt(), move || Ok(query.count()?)).await?,
             false => query.count()?,
         }
     };
@@ -180,7 +170,6 @@ fn parse_count(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace) -> Result<Fi
         skip: fields.count("skip")?.unwrap_or(0),
         limit,
         hint: query::hint(fields)?,
-        deadline: call.deadline,
         ..Find::new(ns, filter)
     })
 }
@@ -193,16 +182,18 @@ async fn distinct(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let filter = parsing.filter(fields.document("query")?.unwrap_or(RawDoc::empty()))?;
     let state = query::snapshot(call)?;
     let at = call.read_concern.snapshot.is_some().then(|| query::at_cluster_time(&state));
-    let find = Find { hint: query::hint(&fields)?, deadline: call.deadline, ..Find::new(ns.clone(), filter) };
-    let (documents, heavy): (cursor::Documents, bool) = if is_view(&state, &ns) {
-        (aggregate::documents_of_view(call, &fields, &state, &ns)?, true)
+    let find = Find { hint: query::hint(&fields)?, ..Find::new(ns.clone(), filter) };
+    let interrupt = call.interrupt();
+    let values: Doc = if is_view(&state, &ns) {
+        let read = aggregate::documents_of_view(call, &fields, &state, &ns)?;
+        let work = move || query::distinct(read()?, &key, &parsing, DISTINCT_BYTES_MAX);
+        off_thread(call.shared, &interrupt, work).await?
     } else {
         let query = Query::plan(&state, find)?;
         let heavy = is_heavy(&query);
-        (Box::new(query.documents()?), heavy)
+        let work = move || query::distinct(Box::new(query.documents()?), &key, &parsing, DISTINCT_BYTES_MAX);
+        if heavy { off_thread(call.shared, &interrupt, work).await? } else { work()? }
     };
-    let work = move || query::distinct(documents, &key, &parsing, DISTINCT_BYTES_MAX);
-    let values: Doc = if heavy { off_thread(call.shared, work).await? } else { work()? };
     reply.append_value("values", rockdove_documents::Value::Array(values.raw()));
     if let Some(at) = at {
         reply.append_all(at.raw());

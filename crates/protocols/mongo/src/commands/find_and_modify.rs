@@ -64,6 +64,7 @@ fn parse(call: &Call<'_>, fields: &Fields<'_>) -> Result<FindAndModify> {
         hint: query::hint(fields)?,
         retry: single_retry(call)?,
         ack: call.ack(),
+        interrupt: Some(call.interrupt()),
         bypass_validation: fields.flag("bypassDocumentValidation")?,
     })
 }

@@ -159,4 +159,8 @@ impl EventPipeline for LockReleases {
             _ => Ok(None),
         }
     }
+
+    fn is_cheap(&self) -> bool {
+        self.stages.is_cheap()
+    }
 }

@@ -9,7 +9,7 @@ use crate::errors::Result;
 use crate::shared::{Counters, Shared};
 use crate::topology::Identity;
 use foldhash::HashMap;
-use rockdove_documents::{DocBuilder, Value};
+use rockdove_documents::{DocBuilder, RawDoc, Value};
 use std::pin::Pin;
 use std::sync::LazyLock;
 
@@ -163,11 +163,19 @@ pub fn find(name: &str) -> Option<&'static Spec> {
     BY_NAME.get(name).copied()
 }
 
-/// Whether a request only waits for news, so that it ends when its client leaves.
-pub fn waits_for_news(request: &Request) -> bool {
+/// Whether a request only reads or waits for news, so that it ends when its client leaves.
+pub fn changes_nothing(request: &Request) -> bool {
     let Ok(body) = &request.body else { return false };
-    let name = body.command.raw().iter().next().map_or("", |first| first.key());
-    find(name).is_some_and(|spec| spec.has(Spec::WAITS))
+    let command = body.command.raw();
+    let name = command.iter().next().map_or("", |first| first.key());
+    find(name).is_some_and(|spec| spec.has(Spec::WAITS) || (spec.has(Spec::READ) && !writes_out(command)))
+}
+
+/// Whether a pipeline ends with a stage that writes.
+fn writes_out(command: RawDoc<'_>) -> bool {
+    let Some(Value::Array(pipeline)) = command.get("pipeline") else { return false };
+    let last = pipeline.values().last().and_then(|stage| stage.as_document()?.iter().next());
+    last.is_some_and(|last| matches!(last.key(), "$out" | "$merge"))
 }
 
 /// Whether a command opens a change stream, which decides the labels of its errors.

@@ -1,6 +1,7 @@
 //! Reading the query parts that many commands share: filters, updates, sorts, projections, hints, collations,
 //! variables.
 
+use super::cursor::in_place;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
@@ -98,7 +99,9 @@ impl Parsing {
     pub fn new(call: &Call<'_>, fields: &Fields<'_>) -> Result<Parsing> {
         let (now_ms, cluster_time) = (call.shared.engine.now_ms(), call.shared.operation_time());
         let variables = match fields.document("let")? {
-            Some(variables) => Variables::parse(variables, now_ms, cluster_time)?,
+            Some(variables) => {
+                in_place(&call.interrupt(), || Variables::parse(variables, now_ms, cluster_time))?
+            }
             None => Variables::default(),
         };
         let surroundings = Surroundings { now_ms, cluster_time, collation: None, variables };
@@ -225,6 +228,10 @@ impl EventPipeline for Inserts {
             _ => false,
         };
         Ok(matches.then(|| event.doc().clone()))
+    }
+
+    fn is_cheap(&self) -> bool {
+        self.0.is_cheap()
     }
 }
 

@@ -4,7 +4,7 @@
 //! treats one result after the other: it reads the document that is there, combines both, and writes the outcome
 //! only if that document is still the same; otherwise it looks again.
 
-use super::cursor::off_thread;
+use super::cursor::{in_place, off_thread};
 use super::query::Parsing;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
@@ -97,7 +97,14 @@ impl Writer<'_> {
 
     /// Carries out statements up to the first that fails.
     async fn carry_out(&self, statements: Vec<Statement>) -> Result<Result<Vec<Outcome>, WriteError>> {
-        let write = Write { statements, ordered: true, retry: None, ack: self.ack, bypass_validation: false };
+        let write = Write {
+            statements,
+            ordered: true,
+            retry: None,
+            ack: self.ack,
+            bypass_validation: false,
+            interrupt: None,
+        };
         let reply = self.call.shared.engine.write(write).await?;
         Ok(reply.results.into_iter().collect())
     }
@@ -160,7 +167,7 @@ impl Writer<'_> {
         let query = Query::plan(&self.call.shared.engine.snapshot(), find)?;
         let heavy = super::find::is_heavy(&query);
         let read = move || Ok(query.documents()?.next().transpose()?);
-        if heavy { off_thread(self.call.shared, read).await } else { read() }
+        if heavy { off_thread(self.call.shared, &self.call.interrupt(), read).await } else { read() }
     }
 
     /// Combines a result with the document that is there; whether that is still the same.
@@ -170,7 +177,11 @@ impl Writer<'_> {
             let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
             return self.carry_out(vec![statement]).await?.map(|_| true).map_err(Failure::from);
         }
-        let new = merge.combine(old.raw(), result.raw(), self.environment)?;
+        let combine = || merge.combine(old.raw(), result.raw(), self.environment);
+        let new = match &merge.when_matched {
+            WhenMatched::Pipeline(_) => in_place(&self.call.interrupt(), combine)?,
+            _ => combine()?,
+        };
         let Some(new) = new.filter(|new| new != old) else { return Ok(true) };
         let id = old.get("_id").unwrap_or(Value::Null);
         let unchanged = doc! { "_id": { "$eq": id }, "$expr": { "$eq": ["$$ROOT", { "$literal": old }] } };

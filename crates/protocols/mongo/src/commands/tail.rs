@@ -4,12 +4,14 @@
 //! have been missed, so the cursor ends with `CappedPositionLost` (MongoDB manual: tailable cursors). A change
 //! stream of the same filter only tells when to look again.
 
+use super::cursor::in_place;
 use super::query::{self, Parsing};
 use crate::cursors::BatchLimit;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use rockdove_documents::filter::Filter;
+use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::{Code, Doc, Error, RawDoc, code};
 use rockdove_engine::{ChangeStream, Collection, Engine, Namespace, State};
@@ -85,8 +87,13 @@ impl Tail {
         self.left == Some(0) || (self.position == 0 && batch.is_empty())
     }
 
-    /// What is there now.
-    pub fn present(&mut self, limit: BatchLimit) -> Result<Vec<Doc>> {
+    /// What is there now. What may take long takes the thread from the runtime for that time.
+    pub fn present(&mut self, limit: BatchLimit, interrupt: &Interrupt) -> Result<Vec<Doc>> {
+        let is_cheap = self.filter.is_cheap() && self.projection.as_ref().is_none_or(Projection::is_cheap);
+        if is_cheap { self.read_on(limit) } else { in_place(interrupt, || self.read_on(limit)) }
+    }
+
+    fn read_on(&mut self, limit: BatchLimit) -> Result<Vec<Doc>> {
         let state = self.engine.snapshot();
         let collection = self.collection(&state)?;
         let (mut batch, mut bytes) = (Vec::new(), 0);
@@ -115,10 +122,15 @@ impl Tail {
     }
 
     /// What is there now or comes within `wait`.
-    pub async fn read(&mut self, limit: BatchLimit, wait: Duration) -> Result<Vec<Doc>> {
+    pub async fn read(
+        &mut self,
+        limit: BatchLimit,
+        wait: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Doc>> {
         let deadline = Instant::now() + wait;
         loop {
-            let batch = self.present(limit)?;
+            let batch = self.present(limit, interrupt)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if !batch.is_empty() || !self.awaits || left.is_zero() || self.left == Some(0) {
                 return Ok(batch);

@@ -272,7 +272,9 @@ pub async fn perform(call: &Call<'_>, fields: &Fields<'_>, statements: Vec<State
     if retry.is_some() {
         before_retryable(call, statements.len())?;
     }
+    let inserts_only = statements.iter().all(|one| matches!(one, Statement::Insert { .. }));
     let write = Write {
+        interrupt: (!inserts_only).then(|| call.interrupt()),
         statements,
         ordered: fields.boolean("ordered")?.unwrap_or(true),
         retry,

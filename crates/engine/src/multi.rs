@@ -1,0 +1,169 @@
+//! Statements that may concern many documents: found aside, carried out in portions.
+//!
+//! ```text
+//! snapshot ─► records that match (a thread aside) ─► portions ─► sequencer: match again, change ─► one result
+//! ```
+//!
+//! Looking for documents and changing many of them would keep all other writers waiting. So the sequencer gets some
+//! records at a time, and other requests come in between.
+//!
+//! Invariants
+//! * Each document is changed at most once, and only if it matches when it is changed.
+//! * Documents that come to match while the statement is under way may be left out.
+//! * What is little work by its plan, and what matches nothing but may insert, is left to the sequencer as a whole.
+
+use crate::command::{Outcome, Statement, Write, WriteError, WriteReply};
+use crate::effects::{CollectionNumber, RecordNumber};
+use crate::engine::Engine;
+use crate::plan;
+use crate::scan::Scan;
+use crate::sequencer::{Request, is_interruption};
+use rockdove_documents::interrupt::{Interrupt, during};
+use rockdove_documents::{Error, Result, code};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Up to so many candidates are little work, if asking about each is.
+const FEW_CANDIDATES: usize = 1000;
+/// Records of one portion: some milliseconds of work.
+const PORTION: usize = 500;
+/// So many statements look for documents at one time; more wait for their turn.
+pub const LOOKING_MAX: usize = 4;
+
+/// Some documents of a statement that concerns many.
+pub struct Portion {
+    /// The statement.
+    pub statement: Arc<Statement>,
+    /// The collection that was looked through: another one of its name is another one.
+    pub collection: CollectionNumber,
+    /// The documents that matched then.
+    pub records: Vec<RecordNumber>,
+    /// The rest is as in the [`Write`].
+    pub bypass_validation: bool,
+    /// When the write is acknowledged.
+    pub ack: crate::command::Ack,
+    /// Asked while documents are matched and changed.
+    pub interrupt: Option<Interrupt>,
+}
+
+/// What was found.
+struct Candidates {
+    collection: CollectionNumber,
+    records: Vec<RecordNumber>,
+}
+
+/// A write of one statement that concerns many documents, or the write as it was.
+pub async fn write(
+    engine: &Engine,
+    turns: &Arc<Semaphore>,
+    mut write: Write,
+) -> Result<WriteReply, Result<Write>> {
+    if write.retry.is_some() || write.statements.len() != 1 || !write.statements[0].is_multi() {
+        return Err(Ok(write));
+    }
+    let Some(statement) = write.statements.pop().map(Arc::new) else { return Err(Ok(write)) };
+    let found = find(engine, turns, &statement, write.interrupt.clone()).await.map_err(Err)?;
+    let Some(found) = found else {
+        write.statements.extend(Arc::into_inner(statement));
+        return Err(Ok(write));
+    };
+    carry_out(engine, write, statement, found).await.map_err(Err)
+}
+
+/// Looks for a statement's documents; `None` if the sequencer shall do so.
+async fn find(
+    engine: &Engine,
+    turns: &Arc<Semaphore>,
+    statement: &Arc<Statement>,
+    interrupt: Option<Interrupt>,
+) -> Result<Option<Candidates>> {
+    let (ns, filter, hint) = match &**statement {
+        Statement::Update(update) => (&update.ns, &update.filter, update.hint.as_ref()),
+        Statement::Delete(delete) => (&delete.ns, &delete.filter, delete.hint.as_ref()),
+        Statement::Insert { .. } | Statement::Refused(_) => return Ok(None),
+    };
+    let state = engine.snapshot();
+    let Some(collection) = state.collection(ns).filter(|there| there.info.view.is_none()).cloned() else {
+        return Ok(None);
+    };
+    let Ok(plan) = plan::choose(&collection, filter, None, hint) else { return Ok(None) };
+    if filter.is_cheap() && !plan.reads_more_than(&collection, FEW_CANDIDATES) {
+        return Ok(None);
+    }
+    let turn = turns.clone().acquire_owned().await.map_err(|error| internal(&error))?;
+    let statement = statement.clone();
+    let look = move || {
+        let _turn = turn;
+        let filter = match &*statement {
+            Statement::Update(update) => &update.filter,
+            Statement::Delete(delete) => &delete.filter,
+            Statement::Insert { .. } | Statement::Refused(_) => return Ok(None),
+        };
+        let mut records = Vec::new();
+        let number = collection.info.number;
+        for (record, doc) in Scan::new(collection, plan) {
+            if filter.matches(doc.raw())? {
+                records.push(record);
+            }
+        }
+        let inserts = matches!(&*statement, Statement::Update(update) if update.upsert);
+        let nothing_to_do = records.is_empty() && inserts;
+        Ok((!nothing_to_do).then_some(Candidates { collection: number, records }))
+    };
+    let looked = tokio::task::spawn_blocking(move || during(interrupt.as_ref(), look)).await;
+    looked.map_err(|error| internal(&error))?
+}
+
+fn internal(error: &dyn std::error::Error) -> Error {
+    Error::new(code::INTERNAL_ERROR, format!("documents could not be looked for: {error}"))
+}
+
+async fn carry_out(
+    engine: &Engine,
+    write: Write,
+    statement: Arc<Statement>,
+    found: Candidates,
+) -> Result<WriteReply> {
+    let mut total = match &*statement {
+        Statement::Delete(_) => Outcome::Deleted { count: 0 },
+        _ => Outcome::Updated { matched: 0, modified: 0, upserted: None },
+    };
+    let mut at = engine.operation_time();
+    for records in found.records.chunks(PORTION) {
+        let portion = Portion {
+            statement: statement.clone(),
+            collection: found.collection,
+            records: records.to_vec(),
+            bypass_validation: write.bypass_validation,
+            ack: write.ack,
+            interrupt: write.interrupt.clone(),
+        };
+        match engine.ask(|reply| Request::Portion(Box::new(portion), reply)).await? {
+            Ok((outcome, then)) => {
+                add(&mut total, outcome);
+                at = then;
+            }
+            Err(failed) if is_interruption(&failed.error) => return Err(failed.error),
+            Err(failed) => return Ok(reply(Err(failed), at)),
+        }
+    }
+    Ok(reply(Ok(total), at))
+}
+
+fn reply(result: Result<Outcome, WriteError>, at: rockdove_documents::Timestamp) -> WriteReply {
+    WriteReply { results: vec![result], retried: Vec::new(), at }
+}
+
+fn add(total: &mut Outcome, part: Outcome) {
+    match (total, part) {
+        (Outcome::Deleted { count }, Outcome::Deleted { count: more }) => *count += more,
+        (
+            Outcome::Updated { matched, modified, .. },
+            Outcome::Updated { matched: more, modified: changed, .. },
+        ) => {
+            *matched += more;
+            *modified += changed;
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,105 @@
+//! Statements that concern many documents: they are found aside and carried out in portions.
+
+mod support;
+
+use rockdove_documents::interrupt::Interrupt;
+use rockdove_documents::{Doc, Error, Owned, code, doc};
+use rockdove_engine::{Engine, Options, Outcome, StartAt, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use support::*;
+
+const COUNT: i32 = 4000;
+
+async fn filled() -> Engine {
+    let engine = open(Options::memory()).await;
+    let docs = (0..COUNT).map(|n| statement_insert(&ns(), doc! { "_id": n, "n": n % 4, "k": 0 }));
+    bounded(engine.write(write_of(docs.collect()))).await.unwrap();
+    engine
+}
+
+fn updated(matched: u64, modified: u64) -> Outcome {
+    Outcome::Updated { matched, modified, upserted: None }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_documents_are_changed_once_each() {
+    let engine = filled().await;
+    let inc = || doc! { "$inc": { "k": 1 } };
+    assert_eq!(update(&engine, &ns(), doc! { "n": 1 }, inc(), true).await, Ok(updated(1000, 1000)));
+    assert_eq!(
+        update(&engine, &ns(), doc! {}, doc! { "$set": { "n": 1 } }, true).await,
+        Ok(updated(4000, 3000))
+    );
+    assert_eq!(update(&engine, &ns(), doc! { "n": 9 }, inc(), true).await, Ok(updated(0, 0)));
+    let upsert = statement_update(&ns(), doc! { "n": 9 }, inc(), true, true);
+    let reply = engine.write(write_of(vec![upsert])).await.unwrap();
+    assert!(matches!(
+        reply.results[0],
+        Ok(Outcome::Updated { matched: 0, upserted: Some(Owned::ObjectId(_)), .. })
+    ));
+    assert_eq!(find(&engine, &ns(), doc! { "k": 1 }).len(), 1001);
+    assert_eq!(delete(&engine, &ns(), doc! { "k": 0 }, true).await, Ok(Outcome::Deleted { count: 3000 }));
+    assert_eq!(delete(&engine, &ns(), doc! { "nothing": 1 }, true).await, Ok(Outcome::Deleted { count: 0 }));
+    assert_eq!(find(&engine, &ns(), doc! {}).len(), 1001);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_match_any_more_is_left_alone() {
+    let engine = filled().await;
+    let claim = async |value: i32| {
+        update(&engine, &ns(), doc! { "k": 0 }, doc! { "$set": { "k": value } }, true).await
+    };
+    let (a, b) = tokio::join!(claim(1), claim(2));
+    let count = |outcome| match outcome {
+        Ok(Outcome::Updated { matched, modified, .. }) if matched == modified => matched as usize,
+        other => panic!("{other:?}"),
+    };
+    let (a, b) = (count(a), count(b));
+    assert_eq!(a + b, COUNT as usize, "each document was claimed once");
+    assert_eq!(find(&engine, &ns(), doc! { "k": 1 }).len(), a);
+    assert_eq!(find(&engine, &ns(), doc! { "k": 2 }).len(), b);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_write_in_between() {
+    let engine = filled().await;
+    let mut stream = watch(&engine, StartAt::Now).unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let inserts = {
+        let (engine, done) = (engine.clone(), done.clone());
+        tokio::spawn(async move {
+            let mut inserted = 0;
+            while !done.load(Ordering::Relaxed) {
+                inserted += 1;
+                insert(&engine, &ns(), doc! { "_id": format!("new {inserted}"), "k": 7 }).await.unwrap();
+            }
+            inserted
+        })
+    };
+    let query = doc! { "k": 0, "n": { "$gte": 0 } };
+    let outcome = update(&engine, &ns(), query, doc! { "$set": { "k": 1 } }, true).await;
+    done.store(true, Ordering::Relaxed);
+    assert_eq!(outcome, Ok(updated(4000, 4000)));
+    let all = COUNT as usize + bounded(inserts).await.unwrap();
+    let kinds = operations(&mut stream, all).await;
+    let first = kinds.iter().position(|kind| kind == "update").unwrap();
+    let last = kinds.iter().rposition(|kind| kind == "update").unwrap();
+    assert!(kinds[first..last].iter().any(|kind| kind == "insert"), "no insert in between");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupt_ends_it_between_documents() {
+    let engine = filled().await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = asked.clone();
+    let interrupt = Interrupt::new(move || match counter.fetch_add(1, Ordering::Relaxed) < 6 {
+        true => Ok(()),
+        false => Err(Error::new(code::INTERRUPTED, "enough")),
+    });
+    let all = statement_update(&ns(), doc! {}, doc! { "$set": { "k": 1 } }, true, false);
+    let write = Write { interrupt: Some(interrupt), ..write_of(vec![all]) };
+    assert_eq!(engine.write(write).await.unwrap_err().code, code::INTERRUPTED);
+    let changed: Vec<Doc> = find(&engine, &ns(), doc! { "k": 1 });
+    assert!(!changed.is_empty() && changed.len() < COUNT as usize, "{} are changed", changed.len());
+}
