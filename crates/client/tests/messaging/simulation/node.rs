@@ -289,7 +289,8 @@ impl App {
         if lasting {
             message = message.ttl(LASTING);
         }
-        if choice >= 80 && (exclusive || (addressed && layout != Layout::Standard)) {
+        // Not in a storm: see "Known limit" in docs/messaging.md.
+        if calm && choice >= 80 && (exclusive || (addressed && layout != Layout::Standard)) {
             message = message.delete_after_processing(Duration::from_secs(choice % 2 * 90));
         }
         for recipient in &recipients {
