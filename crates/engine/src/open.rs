@@ -526,3 +526,29 @@ fn detached(effect: Effect) -> Effect {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::BatchEncoder;
+    use crate::state::describe;
+    use rockdove_documents::doc;
+
+    #[test]
+    fn what_cannot_be_named_ends_the_history() {
+        let lineage = Lineage { epoch: 1, history_after: Timestamp::default() };
+        let (state, sessions) = (State::default(), Sessions::default());
+        let mut replay =
+            Replay::new(checkpoint::Loaded { state, sessions, index: 9, lineage, bytes: 0 }, 1 << 20);
+        let insert = |collection| Effect::Insert { collection, record: 1, doc: doc! { "_id": 1 } };
+        let ns = Namespace::parse("a.known").unwrap();
+        let known = Effect::Create { collection: 1, info: describe(&ns, [1; 16], RawDoc::empty()) };
+        let mut batch = BatchEncoder::new(Timestamp { time: 5, increment: 1 }, 0);
+        let times = [known, insert(1), insert(7), insert(1), insert(1)].map(|effect| batch.push(&effect));
+        replay.batch(9, batch.parts().concat().into()).unwrap();
+        replay.finish();
+        assert_eq!(replay.complete_after, times[2]);
+        assert_eq!(replay.history.iter().map(|event| event.at).collect::<Vec<_>>(), times[3..]);
+        assert_eq!(replay.history_bytes, replay.history.iter().map(Event::bytes).sum::<usize>());
+    }
+}
