@@ -27,6 +27,9 @@ const ACCEPT_WARNINGS: Duration = Duration::from_secs(60);
 /// Files the server needs besides its connections: segments, checkpoints, the runtime's own.
 const OTHER_FILES: u64 = 256;
 
+/// A limit of open files below this is worth a warning, whatever number of connections is allowed.
+const FILES_FEW: u64 = 4096;
+
 /// Why a server did not start; each says what to do.
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -163,10 +166,12 @@ fn allow_files(wanted: u64) {
             current
         }
     };
-    if now < wanted {
+    if now < wanted.min(FILES_FEW) {
         tracing::warn!(
             "only {now} files may be open, {wanted} are needed for all connections; raise the hard limit (ulimit -Hn)"
         );
+    } else if now < wanted {
+        tracing::info!("{now} files may be open, {wanted} would be needed for all connections");
     }
 }
 

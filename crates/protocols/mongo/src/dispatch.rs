@@ -265,6 +265,11 @@ async fn perform(call: &Call<'_>, spec: &Spec, reply: &mut DocBuilder) -> Result
                     None => std::future::pending().await,
                 }
             };
+            // Who waits for news hears that there will be none, before the connection is cut.
+            let mut topology = call.shared.topology.watch();
+            let stops = async {
+                let _ = topology.wait_for(|state| state.role == Role::Stopping).await; // the sender lives in `shared`
+            };
             tokio::select! {
                 biased;
                 result = handler(call, reply) => result,
@@ -272,6 +277,7 @@ async fn perform(call: &Call<'_>, spec: &Spec, reply: &mut DocBuilder) -> Result
                     Err(Failure::new(code::INTERRUPTED, "operation was interrupted"))
                 }
                 () = late => Err(time_is_over()),
+                () = stops, if spec.has(Spec::WAITS) => Err(stopping(call.shared)),
             }
         }
     };

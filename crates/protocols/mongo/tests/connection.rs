@@ -177,6 +177,22 @@ async fn refusals_while_stopping_tell_drivers_to_try_again() {
 }
 
 #[tokio::test]
+async fn a_parked_stream_is_told_of_the_stop() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
+    let cursor = cursor(&peer.good(&watch).await).0;
+    peer.send(&doc! { "getMore": cursor, "collection": "c", "maxTimeMS": 60_000, "$db": "db" }).await;
+    tokio::time::sleep(Duration::from_millis(50)).await; // either way it is told: parked, or on its way
+    shared.topology.stop();
+    let reply = peer.receive().await.expect("an answer").doc;
+    assert_eq!(number(&reply, "code"), 91);
+    let labels = reply.get("errorLabels").and_then(|labels| labels.as_array()?.get("0"));
+    assert_eq!(labels.and_then(|label| label.as_str()), Some("ResumableChangeStreamError"));
+    assert!(peer.receive().await.is_none());
+}
+
+#[tokio::test]
 async fn an_exhaust_hello_is_answered_again_and_again() {
     let shared = server();
     let mut peer = Peer::connect(&shared);
