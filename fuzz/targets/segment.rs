@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 const ENTRIES: u64 = 60;
 
 fn options() -> Options {
-    Options { segment_bytes: SEGMENT_BYTES_MIN, sync: SyncPolicy::Never }
+    Options { segment_bytes: SEGMENT_BYTES_MIN, sync: SyncPolicy::Never, ..Options::default() }
 }
 
 fn payload(index: u64) -> Vec<u8> {

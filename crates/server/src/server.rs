@@ -79,7 +79,6 @@ impl Server {
     /// Opens the storage, listens and serves. The address is taken before the storage is touched.
     pub async fn start(config: Config) -> Result<Server, StartError> {
         let listener = listen(config.listen)?;
-        allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
         let address = listener.local_addr().map_err(|error| StartError::Listen(config.listen, error))?;
         let options = config.engine();
         let opened = tokio::task::spawn_blocking(move || Engine::open(options)).await;
@@ -87,6 +86,7 @@ impl Server {
             Ok(opened) => opened.map_err(|error| explain(&config.storage, error))?,
             Err(panicked) => return Err(StartError::Engine(OpenError::Io(io::Error::other(panicked)))),
         };
+        allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
         let shared = Shared::new(identity(&config, address), engine, config.arguments.clone());
         tokio::spawn(shared.clone().sweep());
         let (phase, told) = watch::channel(Phase::Running);
