@@ -31,6 +31,11 @@ pub struct Axis {
     pub scale: Scale,
 }
 
+/// Latencies, of which the long ones matter.
+pub const LATENCY: Axis = Axis { label: "latency, microseconds", scale: Scale::Log };
+/// Percentiles, of which the high ones matter.
+pub const PERCENTILE: Axis = Axis { label: "percentile", scale: Scale::Nines };
+
 /// A line of a chart.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -129,7 +134,7 @@ pub fn page(title: &str, body: &str) -> String {
          td,th{{border-bottom:1px solid #ccc;padding:2px 9px;text-align:right}}td:first-child,th:first-child{{text-align:left}}\
          svg{{width:100%;height:auto;margin:.5em 0;background:#fff}}svg text{{font-size:11px;fill:#333}}.t{{font-weight:bold}}\
          .g{{stroke:#e4e4e4;fill:none}}.x{{text-anchor:middle}}.y{{text-anchor:end}}polyline{{fill:none;stroke-width:1.6}}\
-         pre{{background:#f4f4f4;padding:.7em;overflow:auto}}</style></head><body><h1>{0}</h1>\n{body}</body></html>\n",
+         pre{{background:#f4f4f4;padding:.7em;overflow:auto}}.missed{{color:#d1242f;font-weight:600}}</style></head><body><h1>{0}</h1>\n{body}</body></html>\n",
         escape(title)
     )
 }
@@ -169,7 +174,7 @@ impl Range {
     fn ticks(&self) -> Vec<f64> {
         match self.scale {
             Scale::Log => (self.from as i32..=self.to as i32).map(|power| 10f64.powi(power)).collect(),
-            Scale::Nines => vec![1.0, 50.0, 90.0, 99.0, 99.9, 99.99],
+            Scale::Nines => vec![1.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999],
             Scale::Linear => {
                 let raw = (self.to - self.from) / 6.0;
                 let power = 10f64.powf(raw.log10().floor());
@@ -186,7 +191,7 @@ fn on(scale: Scale, value: f64) -> Option<f64> {
     match scale {
         Scale::Linear => Some(value),
         Scale::Log => (value > 0.0).then(|| value.log10()),
-        Scale::Nines => Some(-(1.0 - value.clamp(0.0, 99.995) / 100.0).log10()),
+        Scale::Nines => Some(-(1.0 - value.clamp(0.0, 99.9995) / 100.0).log10()),
     }
     .filter(|place| place.is_finite())
 }

@@ -1,11 +1,8 @@
 //! A result as a page: the table, percentile curves, what was achieved of what was offered, and the time series.
 
 use super::result::{Record, Run, Step, knees, steps};
-use crate::chart::{Axis, Line, Scale, escape, page, svg};
+use crate::chart::{Axis, LATENCY, Line, PERCENTILE, Scale, escape, page, svg};
 use std::fmt::Write;
-
-const LATENCY: Axis = Axis { label: "latency, microseconds", scale: Scale::Log };
-const PERCENTILE: Axis = Axis { label: "percentile", scale: Scale::Nines };
 
 /// The page of a result.
 pub fn html(records: &[Record]) -> String {
