@@ -1,10 +1,10 @@
 //! The engine alone, in process: what an insert costs, in time and memory, and how that changes with size.
 
-use crate::message::{indexes, message};
+use crate::message::{indexes, message, write};
 use crate::quantile::quantile;
 use crate::report::{Report, Target};
 use anyhow::{Result, ensure};
-use rockdove_engine::{Ack, Definition, Engine, Namespace, Options, Statement, SyncPolicy, Write};
+use rockdove_engine::{Ack, Definition, Engine, Namespace, Options, Statement, SyncPolicy};
 use std::time::Duration;
 
 /// Messages that are made before they are inserted.
@@ -70,14 +70,7 @@ async fn insert(engine: &Engine, ns: &Namespace, from: u64, upto: u64) -> Result
         if under_way.len() < IN_FLIGHT
             && let Some(statements) = batches.pop_front()
         {
-            let write = Write {
-                statements,
-                ordered: true,
-                retry: None,
-                ack: Ack::Written,
-                bypass_validation: false,
-                interrupt: None,
-            };
+            let write = write(statements);
             let engine = engine.clone();
             under_way.push_back(tokio::spawn(async move { engine.write(write).await }));
             continue;

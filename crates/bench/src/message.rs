@@ -1,6 +1,7 @@
 //! The document that the benchmarks store: a message of about 500 bytes with the bus's index set.
 
 use rockdove_documents::{Doc, DocBuilder, ObjectId, doc};
+use rockdove_engine::{Ack, Statement, Write};
 
 /// The indexes of a message collection in Morphium's Standard layout.
 pub fn indexes() -> Vec<Doc> {
@@ -18,6 +19,18 @@ pub fn indexes() -> Vec<Doc> {
         doc! { "key": { "timestamp": 1 }, "name": "timestamp_1" },
         doc! { "key": { "delete_at": 1 }, "name": "delete_at_1", "expireAfterSeconds": 0 },
     ]
+}
+
+/// A write without anything special, acknowledged by the log.
+pub fn write(statements: Vec<Statement>) -> Write {
+    Write {
+        statements,
+        ordered: true,
+        retry: None,
+        ack: Ack::Written,
+        bypass_validation: false,
+        interrupt: None,
+    }
 }
 
 /// Message number `n`.

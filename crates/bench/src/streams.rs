@@ -1,15 +1,13 @@
 //! Change streams: what an insert costs when a thousand streams look at it and none wants it.
 
 use crate::engine::cpu_time;
-use crate::message::message;
+use crate::message::{message, write};
 use crate::report::{Report, Target};
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 use rockdove_documents::filter::{Alternatives, Filter, FilterOptions};
 use rockdove_documents::{Doc, Scanned, doc};
-use rockdove_engine::{
-    Ack, Engine, EventPipeline, Namespace, Options, Scope, StartAt, Statement, View, Write,
-};
+use rockdove_engine::{Engine, EventPipeline, Namespace, Options, Scope, StartAt, Statement, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,15 +97,7 @@ async fn cost(streams: usize, conditions: Conditions, inserts: u64) -> Result<f6
     let before = cpu_time()?;
     for n in 0..inserts {
         let statements = vec![Statement::Insert { ns: ns.clone(), doc: message(n) }];
-        let write = Write {
-            statements,
-            ordered: true,
-            retry: None,
-            ack: Ack::Written,
-            bypass_validation: false,
-            interrupt: None,
-        };
-        engine.write(write).await?;
+        engine.write(write(statements)).await?;
     }
     // A stream is up to date when its token says so: only then all have looked at everything.
     if let Some(last) = open.last_mut() {
