@@ -266,8 +266,8 @@ async fn perform(call: &Call<'_>, spec: &Spec, reply: &mut DocBuilder) -> Result
                 }
             };
             // Who waits for news hears that there will be none, before the connection is cut.
-            let mut topology = call.shared.topology.watch();
             let stops = async {
+                let mut topology = call.shared.topology.watch();
                 let _ = topology.wait_for(|state| state.role == Role::Stopping).await; // the sender lives in `shared`
             };
             tokio::select! {
