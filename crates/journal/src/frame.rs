@@ -44,8 +44,8 @@ const PREV_LINK: usize = DURABLE + 8;
 const LINK: usize = PREV_LINK + 4;
 const _: () = assert!(LINK + 4 == HEADER_BYTES as usize);
 
-/// A header's bytes.
-pub(crate) type HeaderBytes = [u8; HEADER_BYTES as usize];
+/// A frame's header as it is stored.
+pub type HeaderBytes = [u8; HEADER_BYTES as usize];
 
 /// What a frame says about its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

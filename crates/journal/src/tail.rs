@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A tailer stands between two entries. It sees an entry only after it was published (or synced, if it was told
-//! so), reads through a file handle of its own and never touches what lies past the published end: the writer is
-//! never slowed and a half-written frame is never seen. A position that is not there is an answer, not a jump.
+//! so), and never touches what lies past the published end: the writer is never slowed and a half-written frame is
+//! never seen. It reads in memory while the segment is written there, else through a file handle of its own. A
+//! position that is not there is an answer, not a jump.
 //!
 //! Marks of the log itself take an index each, so indexes of entries grow but need not be consecutive.
 
@@ -97,7 +98,7 @@ pub enum Seek {
     },
 }
 
-/// An entry whose payload lies in the tailer's buffer.
+/// An entry whose payload lies in the tailer's buffer, or in the file in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryRef<'a> {
     /// Its position, from 1.
@@ -146,11 +147,11 @@ struct Block {
     offsets: Vec<u64>,
 }
 
-/// A frame that was found and checked, with the place of its payload in the scanner's window.
+/// A frame that was found and checked, with the place of its payload in the file.
 struct Peeked {
     frame: Frame,
     link: u32,
-    body: Range<usize>,
+    body: Range<u64>,
 }
 
 impl Peeked {
