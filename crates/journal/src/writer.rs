@@ -662,9 +662,8 @@ impl Core {
             durable_upto: shared.desk.synced(),
             prev_link: prev.link,
             ..Frame::default()
-        }
-        .with_payload(&shared.log_id, parts);
-        let (header, link) = frame.encode(self.active.segment.salt);
+        };
+        let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
         (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }
 
