@@ -10,6 +10,7 @@ use crate::error::DiskError;
 use crate::file::{LogFile, PIECE_BYTES};
 use crate::frame::{Fault, Frame, HEADER_BYTES, HeaderBytes, stride};
 use crate::map::Window;
+use crate::segment::Segment;
 
 /// What lies at an offset.
 #[derive(Debug)]
@@ -45,6 +46,12 @@ impl Scanner {
 
     pub(crate) fn file(&self) -> &LogFile {
         &self.file
+    }
+
+    /// Where the frames end that can be read: as the segment says, or, while it is in memory, as that does. Asking one of
+    /// the two leaves the other's cache line to the writer.
+    pub(crate) fn end(&self, segment: &Segment) -> u64 {
+        self.window.as_ref().map_or_else(|| segment.end(), |window| window.published())
     }
 
     /// Moves the window to `offset`; it holds `want` bytes if there are so many. Never reads at or past `limit`:

@@ -78,11 +78,24 @@ enum Work {
     Announce,
 }
 
+/// Alone in its cache lines: a tailer that looks at a mark all the time takes the line from whoever writes it, and would
+/// take what else lies there with it. Processors fetch lines in pairs.
+#[repr(align(128))]
+struct Alone(AtomicU64);
+
+impl std::ops::Deref for Alone {
+    type Target = AtomicU64;
+
+    fn deref(&self) -> &AtomicU64 {
+        &self.0
+    }
+}
+
 /// Where appenders, waiters and the syncer meet.
 pub(crate) struct Desk {
     policy: SyncPolicy,
-    written: AtomicU64,
-    synced: AtomicU64,
+    written: Alone,
+    synced: Alone,
     ledger: Option<Mutex<Ledger>>,
     scope: Scope,
     announces: bool,
@@ -143,8 +156,8 @@ impl Desk {
             readers: 0.into(),
             reader_lock: Mutex::default(),
             appended: Condvar::new(),
-            written: last.into(),
-            synced: last.into(),
+            written: Alone(last.into()),
+            synced: Alone(last.into()),
             asleep: false.into(),
             failed: false.into(),
             state: Mutex::default(),

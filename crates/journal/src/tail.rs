@@ -404,9 +404,9 @@ impl Tailer {
             self.source.refresh()?;
         }
         while self.next <= self.limit() {
-            // `limit` is read before the segment's end, which is stored before it: the frame is visible.
+            // `limit` is read before the end of the frames, which is stored before it: the frame is visible.
             let mut place = match self.forward.take() {
-                Some(place) if place.offset < place.segment.end() => place,
+                Some(place) if place.offset < place.end() => place,
                 Some(place) => self.enter(place.link)?,
                 None => self.enter(None)?,
             };
@@ -478,12 +478,18 @@ fn deadline_after(timeout: Duration) -> Instant {
 impl Place {
     fn peek(&mut self, index: u64) -> Result<Peeked, ReadError> {
         let (frame, link) = self.frame(index)?;
-        peek_body(&mut self.scanner, self.offset, frame, link, self.segment.end())
+        let end = self.end();
+        peek_body(&mut self.scanner, self.offset, frame, link, end)
+    }
+
+    fn end(&self) -> u64 {
+        self.scanner.end(&self.segment)
     }
 
     /// The frame at the place, which must be the one with this index.
     fn frame(&mut self, index: u64) -> Result<(Frame, u32), ReadError> {
-        frame_at(&mut self.scanner, self.offset, index, self.link, self.segment.end())
+        let end = self.end();
+        frame_at(&mut self.scanner, self.offset, index, self.link, end)
     }
 }
 

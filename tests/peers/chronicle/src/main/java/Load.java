@@ -2,6 +2,7 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.LockSupport;
 import net.openhft.chronicle.bytes.Bytes;
 import net.openhft.chronicle.bytes.SyncMode;
 import net.openhft.chronicle.queue.ChronicleQueue;
@@ -112,8 +113,13 @@ public final class Load {
             long start = System.nanoTime();
             for (int i = 0; i < warmUp + count; i++) {
                 long due = start + (long) (i * 1e9 / rate);
-                while (System.nanoTime() < due) {
-                    Thread.onSpinWait();
+                for (long left; (left = due - System.nanoTime()) > 0; ) {
+                    // The tailer looks all the time, so there is no processor for this too where a sync needs one.
+                    if (syncs) {
+                        LockSupport.parkNanos(left);
+                    } else {
+                        Thread.onSpinWait();
+                    }
                 }
                 append(appender, payload, due);
             }
