@@ -1,8 +1,7 @@
 //! The `rockdove` command.
 //!
 //! Data goes to standard output, everything else to standard error. Exit codes are in [`Exit`].
-#![forbid(unsafe_code)]
-
+mod allocator;
 mod bench;
 mod connection;
 mod doctor;
@@ -24,10 +23,6 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use exit::Exit;
 use std::process::ExitCode;
-
-/// Many small allocations are made and freed on different threads: the system's allocator is slow at that.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A message bus that speaks MongoDB's wire protocol, and the tools to use it.
 #[derive(Parser)]
@@ -53,6 +48,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::keep_freed_pages();
     match run(Cli::parse().command) {
         Ok(exit) => exit.into(),
         Err(error) => {
