@@ -66,7 +66,15 @@ fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Serve(serve) => logging::init(serve.log_filter())?,
         _ => logging::init_or("warn")?, // tools are quiet
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    match &command {
+        Command::Serve(serve) => drop(runtime.worker_threads(serve.workers())),
+        Command::Bench(bench) if bench.measures_the_server() => {
+            runtime.worker_threads(serve::workers_default());
+        }
+        _ => {}
+    }
+    let runtime = runtime.enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(async {
         match command {
             Command::Log(args) => log::run(args),
