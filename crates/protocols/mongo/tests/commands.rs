@@ -167,6 +167,13 @@ async fn a_collections_collation_counts_wherever_none_is_named() {
     };
     let reply = peer.good(&update(doc! { "a": "X" }, doc! { "$set": { "b": 1 } })).await;
     assert_eq!(number(&reply, "nModified"), 2);
+    let expression = doc! { "$expr": { "$eq": ["$a", "X"] } };
+    let count = doc! { "count": "c", "query": (expression.clone()), "$db": "db" };
+    assert_eq!(number(&peer.good(&count).await, "n"), 2);
+    let pipeline = doc! { "p": [{ "$match": (expression) }, { "$set": { "same": { "$eq": ["$a", "X"] } } },
+    { "$match": { "same": true } }, { "$group": { "_id": "$a" } }] };
+    let aggregate = doc! { "aggregate": "c", "pipeline": pipeline.get("p"), "cursor": {}, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&aggregate).await).1.len(), 1);
     let reply = peer.good(&update(doc! { "_id": "K" }, doc! { "$addToSet": { "l": "P" } })).await;
     assert_eq!((number(&reply, "n"), number(&reply, "nModified")), (1, 0), "P is there");
     let group =

@@ -231,7 +231,8 @@ struct Computed {
 impl Compute for Computed {
     fn compute(&self, doc: RawDoc<'_>) -> rockdove_documents::Result<Option<Owned>> {
         let around = &self.around;
-        let context = Context::new(doc, around.now_ms, around.cluster_time, around.variables.values());
+        let context = Context::new(doc, around.now_ms, around.cluster_time, around.variables.values())
+            .with_collation(around.collation.as_deref());
         let value = self.expr.eval(&context)?;
         Ok(value.get().is_some().then(|| value.into_owned()))
     }
