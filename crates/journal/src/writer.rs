@@ -247,6 +247,8 @@ impl Writer {
     fn end(&mut self, core: Option<Core>) {
         self.keeper = None;
         let Some(mut core) = core else { return };
+        // The next writer, perhaps of another process, may do with the file what it likes.
+        core.active.segment.set_window(None);
         if let Err(error) = core.preparer.stop(&self.shared.folder) {
             tracing::warn!(%error, "an unused segment file stays until the next opening");
         }
