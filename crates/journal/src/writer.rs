@@ -28,7 +28,7 @@ use crate::keeper::Keeper;
 use crate::options::{Options, PAYLOAD_BYTES_MAX};
 use crate::prepare::{Preparer, Spare};
 use crate::recover::{self, Recovery, Strictness};
-use crate::risk::Cause;
+use crate::risk::{Cause, Weight};
 use crate::segment::{self, FRAMES_AT, Seal, Segment};
 use crate::sync::{Asked, Desk, Dirty, Syncer};
 
@@ -161,6 +161,15 @@ impl Writer {
     /// As [`Writer::append`], on terms; the ticket tells when the entry is acknowledged.
     pub fn append_on(&mut self, parts: &[&[u8]], terms: Terms) -> Result<Ticket, AppendError> {
         append_on(&self.shared, parts, terms)
+    }
+
+    /// Appends an entry that several writes share; returns its index. `terms` has the sum of their values and the
+    /// strictest of their levels ([`Level::stricter`]), `largest` is the largest of the values, which is what
+    /// [`RiskPolicy::single`](crate::RiskPolicy::single) is compared with. Each write gets a
+    /// [`ticket`](Journal::ticket). No level asks for its sync here: [`Journal::request_sync`] does.
+    pub fn append_shared(&mut self, parts: &[&[u8]], terms: Terms, largest: u64) -> Result<u64, AppendError> {
+        let stamp = Stamp { largest, ..Stamp::on(terms) };
+        self.shared.with_core(|core, shared| core.append(shared, parts, &stamp))
     }
 
     /// Appends an entry that `build` writes where it will be written to the file from. If that fails or panics
@@ -358,7 +367,10 @@ pub struct Ticket {
 impl Ticket {
     fn new(shared: &Arc<Shared>, index: u64, terms: Terms) -> Ticket {
         request_for(shared, terms.level);
-        let asked = Asked { level: terms.level, index, value: terms.value };
+        Ticket::of_part(shared, Asked { level: terms.level, index, value: terms.value })
+    }
+
+    pub(crate) fn of_part(shared: &Arc<Shared>, asked: Asked) -> Ticket {
         Ticket { shared: shared.clone(), asked, held: false, ack: None }
     }
 
@@ -396,17 +408,24 @@ impl Ticket {
 struct Stamp {
     time_ns: u64,
     value: u64,
+    /// The largest of the values that make up `value`.
+    largest: u64,
     level: Option<Level>,
     kind: Kind,
 }
 
 impl Stamp {
     fn plain(time_ns: u64) -> Stamp {
-        Stamp { time_ns, value: 0, level: None, kind: Kind::Data }
+        Stamp { time_ns, value: 0, largest: 0, level: None, kind: Kind::Data }
     }
 
     fn on(terms: Terms) -> Stamp {
-        Stamp { time_ns: terms.time_ns, value: terms.value, level: Some(terms.level), kind: Kind::Data }
+        let Terms { time_ns, value, level } = terms;
+        Stamp { time_ns, value, largest: value, level: Some(level), kind: Kind::Data }
+    }
+
+    fn weight(&self, payload_len: u64) -> Weight {
+        Weight { value: self.value, largest: self.largest, bytes: stride(payload_len) }
     }
 }
 
@@ -436,7 +455,7 @@ pub(crate) struct Core {
     spare_wanted: bool,
     /// Frames that are written next, and what they are for the account of what is at risk.
     scratch: Vec<u8>,
-    entries: Vec<(u64, u64)>,
+    entries: Vec<Weight>,
 }
 
 impl Core {
@@ -471,7 +490,7 @@ impl Core {
         let at = self.active.end();
         let written = self.file.write(&mut slices, at);
         self.settle(shared, written, at, stride(payload_len.into()))?;
-        self.entries.push((stamp.value, stride(payload_len.into())));
+        self.entries.push(stamp.weight(payload_len.into()));
         self.publish(shared, stride(payload_len.into()), last);
         Ok(last.index)
     }
@@ -494,7 +513,7 @@ impl Core {
         self.scratch[at..body_at].copy_from_slice(&header);
         self.scratch.resize(at + stride(payload_len.into()) as usize, 0);
         if stamp.kind == Kind::Data {
-            self.entries.push((stamp.value, stride(payload_len.into())));
+            self.entries.push(stamp.weight(payload_len.into()));
         }
         last
     }
@@ -571,7 +590,7 @@ impl Core {
         self.begin();
         self.scratch.resize(HEADER_BYTES as usize, 0);
         self.scratch.extend_from_slice(&mark.encode());
-        let stamp = Stamp { time_ns: self.last.time_ns, value: 0, level: None, kind: Kind::Synced };
+        let stamp = Stamp { kind: Kind::Synced, ..Stamp::plain(self.last.time_ns) };
         // The syncer is here: it must not wait for itself to make room.
         if stride(crate::control::BYTES as u64) > self.active.size - self.active.end() {
             tracing::debug!("a mark of a sync is left out at the end of a segment");
