@@ -16,6 +16,7 @@ mod payload;
 mod pub_;
 mod reply;
 mod request;
+mod risk;
 mod serve;
 mod signals;
 mod sub;

@@ -1,6 +1,7 @@
 //! `rockdove serve`: start the bus and run it until it is told to stop.
 
 use crate::exit::Exit;
+use crate::risk::Risk;
 use crate::{logging, signals};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
@@ -16,6 +17,10 @@ Examples:
   rockdove serve --memory                           nothing is kept when it stops
   rockdove serve --listen 0.0.0.0:27017 --advertise bus1.example.com:27017
   rockdove serve --data-dir /var/lib/rockdove --sync always
+  rockdove serve --risk-cap 100000 --risk-field 'shop.mmsg_*=map_value.amount'
+                                                    never more than 100000 acknowledged and not on disk
+  rockdove serve --sync never --risk-single 5000 --risk-age 100
+                                                    5000 and more wait for the disk, the rest is there in 100 ms
 
 Exit codes:
   0    stopped cleanly
@@ -82,6 +87,8 @@ pub struct Serve {
     /// What to log: error, warn, info, debug, trace, or a filter like rockdove_mongo=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = logging::VARIABLE)]
     log: String,
+    #[command(flatten)]
+    risk: Risk,
 }
 
 /// `--sync`.
@@ -119,11 +126,14 @@ impl Serve {
             );
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, text).exit();
         }
+        if let Some(fault) = self.risk.fault(self.memory) {
+            clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{fault}\n")).exit();
+        }
         let config = self.config();
         let storage = config.storage.clone();
         // The error's text has its causes in it.
         let server = Server::start(config).await.map_err(|error| anyhow!("{error}"))?;
-        greet(&server, &storage);
+        greet(&server, &storage, &self.risk);
         let reason = wait(&server).await;
         eprintln!("rockdove: stopping ({reason})");
         server.stop().await.map_err(|reason| anyhow!("did not stop cleanly: {reason}"))?;
@@ -141,6 +151,8 @@ impl Serve {
                 Sync::Interval => SyncPolicy::Interval(Duration::from_millis(self.sync_interval)),
                 Sync::Always => SyncPolicy::EachBatch,
             },
+            risk: self.risk.policy(),
+            risk_fields: self.risk.fields().to_vec(),
             set_name: self.set_name.clone(),
             personality: match self.personality {
                 As::Mongodb => Personality::Mongodb,
@@ -158,7 +170,7 @@ impl Serve {
 }
 
 /// Says where it listens, where it stores and how to try it.
-fn greet(server: &Server, storage: &Storage) {
+fn greet(server: &Server, storage: &Storage, risk: &Risk) {
     let uri = server.uri();
     println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
     match storage {
@@ -169,6 +181,9 @@ fn greet(server: &Server, storage: &Storage) {
     println!(
         "  acks       one node: \"replicated\" (w: majority) means written here; j: true waits for the disk"
     );
+    if let Some(policy) = risk.describe() {
+        println!("  risk       {policy}");
+    }
     println!("  try it     rockdove sub orders.created --uri '{uri}'");
     println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
 }

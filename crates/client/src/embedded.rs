@@ -97,7 +97,7 @@ impl Embedded {
             statements,
             ordered: false,
             retry: None,
-            ack: Ack::Written,
+            ack: Ack::WRITTEN,
             bypass_validation: false,
             interrupt: None,
         };
@@ -250,7 +250,7 @@ impl Backend for Embedded {
         async move {
             let specs = vec![encode(&index.to_document())?];
             let definition = Definition::CreateIndexes { ns: self.namespace(collection)?, specs };
-            self.engine.define(definition, Ack::Written).await.map(drop).map_err(convert)
+            self.engine.define(definition, Ack::WRITTEN).await.map(drop).map_err(convert)
         }
         .boxed()
     }
@@ -278,7 +278,7 @@ impl Backend for Embedded {
     fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
         async move {
             let drop = Definition::Drop { ns: self.namespace(collection)? };
-            match self.engine.define(drop, Ack::Written).await {
+            match self.engine.define(drop, Ack::WRITTEN).await {
                 Err(error) if error.code != code::NAMESPACE_NOT_FOUND => Err(convert(error)),
                 _ => Ok(()),
             }

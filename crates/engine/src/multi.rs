@@ -12,14 +12,14 @@
 //! * Documents that come to match while the statement is under way may be left out.
 //! * What is little work by its plan, and what matches nothing but may insert, is left to the sequencer as a whole.
 
-use crate::command::{Outcome, Statement, Write, WriteError, WriteReply};
+use crate::command::{Outcome, Receipt, Statement, Write, WriteError, WriteReply};
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::engine::Engine;
 use crate::plan;
 use crate::scan::Scan;
 use crate::sequencer::{Request, is_interruption};
 use rockdove_documents::interrupt::{Interrupt, during};
-use rockdove_documents::{Error, Result, code};
+use rockdove_documents::{Error, Result, Timestamp, code};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
@@ -129,29 +129,32 @@ async fn carry_out(
         _ => Outcome::Updated { matched: 0, modified: 0, upserted: None },
     };
     let mut at = engine.operation_time();
+    let (mut ack, mut receipt) = (write.ack, None::<Receipt>);
     for records in found.records.chunks(PORTION) {
         let portion = Portion {
             statement: statement.clone(),
             collection: found.collection,
             records: records.to_vec(),
             bypass_validation: write.bypass_validation,
-            ack: write.ack,
+            ack,
             interrupt: write.interrupt.clone(),
         };
         match engine.ask(|reply| Request::Portion(Box::new(portion), reply)).await? {
-            Ok((outcome, then)) => {
+            Ok((outcome, then, more)) => {
                 add(&mut total, outcome);
                 at = then;
+                receipt = Some(receipt.map_or(more.clone(), |receipt| receipt.joined(more)));
+                ack.value = 0; // of the write as a whole
             }
             Err(failed) if is_interruption(&failed.error) => return Err(failed.error),
-            Err(failed) => return Ok(reply(Err(failed), at)),
+            Err(failed) => return Ok(reply(Err(failed), at, receipt)),
         }
     }
-    Ok(reply(Ok(total), at))
+    Ok(reply(Ok(total), at, receipt))
 }
 
-fn reply(result: Result<Outcome, WriteError>, at: rockdove_documents::Timestamp) -> WriteReply {
-    WriteReply { results: vec![result], retried: Vec::new(), at }
+fn reply(result: Result<Outcome, WriteError>, at: Timestamp, receipt: Option<Receipt>) -> WriteReply {
+    WriteReply { results: vec![result], retried: Vec::new(), at, receipt: receipt.unwrap_or_default() }
 }
 
 fn add(total: &mut Outcome, part: Outcome) {

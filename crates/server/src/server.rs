@@ -190,6 +190,7 @@ fn identity(config: &Config, address: SocketAddr) -> Identity {
         set_name: config.set_name.clone(),
         advertised: config.advertise.clone().unwrap_or_else(|| address.to_string()),
         poppydb: config.personality == Personality::Poppydb,
+        has_risk_policy: config.risk.is_some(),
         test_commands: config.test_commands,
         ..Identity::default()
     }

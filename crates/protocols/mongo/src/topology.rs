@@ -21,6 +21,8 @@ pub struct Identity {
     pub max_wire_version: i32,
     /// Whether to present the server as PoppyDB too, with the commands that belong to it.
     pub poppydb: bool,
+    /// Whether the log has a risk policy, so that writes can be acknowledged by their value.
+    pub has_risk_policy: bool,
     /// Whether fail points can be set. For tests only: any client may then break the service.
     pub test_commands: bool,
     /// Compressors offered to clients.
@@ -35,6 +37,7 @@ impl Default for Identity {
             version: [7, 0, 0],
             max_wire_version: 21,
             poppydb: false,
+            has_risk_policy: false,
             test_commands: false,
             compressors: vec![Compressor::Snappy, Compressor::Zstd, Compressor::Zlib],
         }
