@@ -2,7 +2,7 @@
 
 use crate::exit::Late;
 use clap::Args;
-use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Message};
+use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -94,9 +94,47 @@ impl Connection {
     }
 }
 
+/// How lasting a send is to be.
+#[derive(Args, Clone, Debug)]
+pub struct Lasting {
+    /// When it counts as sent: async, sync, quorum-sync, replicated, replicated-or-sync or risk; what was reached is
+    /// printed
+    #[arg(long, value_name = "LEVEL", value_parser = str::parse::<Level>)]
+    ack: Option<Level>,
+    /// What would be lost with the message, an integer; without --ack it is sent at level risk
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=VALUE_MAX))]
+    value: Option<i64>,
+    /// Take the nearest stricter level if the server does not know the one that is asked for
+    #[arg(long)]
+    or_stricter: bool,
+}
+
+/// Largest value of a message, 2^53.
+const VALUE_MAX: i64 = 1 << 53;
+
+impl Lasting {
+    /// The options of a send, if any was given.
+    pub fn options(&self) -> Option<SendOptions> {
+        if self.ack.is_none() && self.value.is_none() && !self.or_stricter {
+            return None;
+        }
+        let mut options = SendOptions::new();
+        if let Some(level) = self.ack {
+            options = options.ack(level);
+        }
+        if let Some(value) = self.value {
+            options = options.value(value);
+        }
+        Some(if self.or_stricter { options.or_stricter() } else { options })
+    }
+}
+
 /// How to send.
 #[derive(Args, Clone, Debug)]
 pub struct Sending {
+    /// How lasting.
+    #[command(flatten)]
+    pub lasting: Lasting,
     /// Let exactly one node process the message
     #[arg(long)]
     exclusive: bool,

@@ -1,7 +1,8 @@
 //! The messaging commands and the library against a running server, killed participants included.
 
 use bson::doc;
-use rockdove::{Bus, Layout, Message};
+use rockdove::backend::{Backend, Find};
+use rockdove::{Bus, DriverBackend, Layout, Level, Message, SendError, SendOptions};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -109,6 +110,42 @@ impl Server {
     async fn bus(&self, layout: Layout, id: &str) -> Bus {
         Bus::builder(&self.uri).layout(layout).sender_id(id).connect().await.unwrap()
     }
+}
+
+/// Stands before a server so that it looks like another's: its `hello` does not name the field `rockdove`.
+async fn as_foreign(server: u16) -> u16 {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let Ok(mut server) = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await else {
+                return;
+            };
+            tokio::spawn(async move {
+                let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                    (client.split(), server.split());
+                let back = async {
+                    // Whole messages, so that no name is taken apart.
+                    while let Ok(length) = from_server.read_u32_le().await {
+                        let mut message = vec![0; length as usize];
+                        message[..4].copy_from_slice(&length.to_le_bytes());
+                        from_server.read_exact(&mut message[4..]).await?;
+                        let name = b"\x03rockdove\0";
+                        if let Some(at) = message.windows(name.len()).position(|window| window == name) {
+                            message[at + 1] = b'_';
+                        }
+                        to_client.write_all(&message).await?;
+                    }
+                    Ok::<_, std::io::Error>(())
+                };
+                tokio::select! {
+                    _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+                    _ = back => {}
+                }
+            });
+        }
+    });
+    port
 }
 
 /// Stands between a node and the server: passes bytes on, holds them back, or cuts every connection.
@@ -380,6 +417,122 @@ fn messages_that_never_expire() {
     let heard = server.run(&["sub", "t", "--count", "1", "--timeout", "30s", "--json"]);
     let heard: serde_json::Value = serde_json::from_str(&text(&heard)).unwrap();
     assert!(heard["timing_out"] == false && heard["delete_at"].is_null(), "{heard}");
+}
+
+/// A server that syncs only for what asks for it, with a cap of 10 on what is at risk.
+fn capped(dir: &Path) -> Server {
+    let dir = dir.display().to_string();
+    let args = [
+        "--data-dir",
+        &dir,
+        "--sync",
+        "never",
+        "--risk-cap",
+        "10",
+        "--risk-field",
+        "shop.msg=map_value.amount",
+    ];
+    Server::start_with(args.map(str::to_owned).to_vec())
+}
+
+/// What `pub --json` says of the level, or its error.
+fn sent(output: &Output) -> Result<(String, bool), String> {
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let sent: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    Ok((sent["ack"].as_str().unwrap().to_owned(), sent["degraded"].as_bool().unwrap()))
+}
+
+#[test]
+fn levels_are_reached_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = capped(dir.path());
+    let ack = |args: &[&str]| sent(&server.run(&[&["pub", "t", "--json"], args].concat()));
+    let is = |level: &str, degraded| Ok((level.to_owned(), degraded));
+    assert_eq!(ack(&["--ack", "async"]), is("async", false));
+    assert_eq!(ack(&["--ack", "replicated"]), is("async", true));
+    assert_eq!(ack(&["--ack", "sync"]), is("sync", false));
+    assert_eq!(ack(&["--value", "4"]), is("async", true));
+    assert_eq!(ack(&["--value", "40"]), is("sync", false));
+    assert_eq!(
+        ack(&["{\"amount\": 40}", "--ack", "async"]),
+        is("sync", false),
+        "the value is in the document"
+    );
+    let plain = server.run(&["pub", "t", "--ack", "sync"]);
+    assert!(text(&plain).trim_end().ends_with("\tsync"), "{plain:?}");
+    assert!(!text(&server.run(&["pub", "t"])).contains('\t'), "who does not ask gets the id alone");
+    let (_replier, requests) = server.start_lines(&["reply", "q", "--text", "yes", "--ack", "sync"]);
+    let answer = server.run(&["request", "q", "--value", "40", "--timeout", "30s"]);
+    assert!(answer.status.success() && text(&answer).contains("yes"), "{answer:?}");
+    assert!(String::from_utf8_lossy(&answer.stderr).contains("acknowledged: sync"), "{answer:?}");
+    requests.recv_timeout(LIMIT).unwrap();
+    for wrong in [&["--ack", "best"], &["--value", "-1"], &["--value", "1.5"]] {
+        assert_eq!(server.run(&[&["pub", "t"][..], wrong].concat()).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_another_server_levels_become_write_concerns() {
+    let mut server = Server::start();
+    let port = as_foreign(server.port).await;
+    server.uri = server.uri.replace(&server.port.to_string(), &port.to_string());
+    let ack = |args: &[&str]| sent(&server.run(&[&["pub", "t", "--json"], args].concat()));
+    let is = |level: &str| Ok((level.to_owned(), false));
+    assert_eq!(ack(&["--ack", "async"]), is("async"));
+    assert_eq!(ack(&["--ack", "sync"]), is("quorum-sync"));
+    assert_eq!(ack(&["--ack", "replicated-or-sync"]), is("replicated"));
+    for about_value in [&["--ack", "risk"][..], &["--value", "5"], &["--ack", "sync", "--value", "5"]] {
+        assert!(ack(about_value).unwrap_err().contains("value at risk"), "{about_value:?}");
+    }
+    assert_eq!(ack(&["--value", "5", "--or-stricter"]), is("quorum-sync"));
+    let bus = server.bus(Layout::Standard, "a").await;
+    let refused = bus.publish_with(Message::new("t"), SendOptions::new().value(5)).await;
+    assert!(matches!(refused, Err(SendError::Level(_))), "{refused:?}");
+    bus.shutdown().await;
+}
+
+/// The kernel lives on, so this shows that nothing acknowledged stayed in the process, not that the disk has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_as_synced_is_there_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = capped(dir.path());
+    let acked: Arc<Mutex<HashSet<String>>> = Arc::default();
+    let mut senders = Vec::new();
+    for n in 0..4 {
+        let bus = server.bus(Layout::Standard, &format!("sender-{n}")).await;
+        let acked = acked.clone();
+        senders.push(tokio::spawn(async move {
+            for k in 0..100 {
+                let options = match k % 3 {
+                    0 => SendOptions::new().value(k),
+                    _ => SendOptions::new().ack(Level::Sync),
+                };
+                let sent = bus.publish_with(Message::new("t").never_expires(), options).await.unwrap();
+                assert!(sent.ack == Level::Sync || k % 3 == 0 && k <= 10, "{sent:?}");
+                acked.lock().unwrap().insert(sent.id.to_string());
+            }
+            bus.shutdown().await;
+        }));
+    }
+    let count = || acked.lock().unwrap().len();
+    for step in [50, 200] {
+        eventually("some acknowledged", async || count() >= step).await;
+        server.kill_and_restart();
+    }
+    for sender in senders {
+        sender.await.unwrap();
+    }
+    server.kill_and_restart();
+    let stored = DriverBackend::connect(&server.uri, None, "test").await.unwrap();
+    let found = stored.find("msg", Find::default()).await.unwrap();
+    let kept: HashSet<String> = found
+        .into_iter()
+        .map(|message| Message::from_document(message).unwrap().id.unwrap().to_string())
+        .collect();
+    assert_eq!(count(), 400);
+    assert!(acked.lock().unwrap().is_subset(&kept));
 }
 
 #[test]
