@@ -289,3 +289,23 @@ async fn risk_without_a_policy_needs_leave_for_a_stricter_level() {
     bus.shutdown().await;
     store.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn what_a_failed_disk_did_not_keep_is_not_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = capped(dir.path());
+    let bus = store.bus().send_only().connect().await.unwrap();
+    bus.publish(Message::new("t")).await.unwrap();
+    for file in std::fs::read_dir(dir.path().join("log")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "seg") {
+            std::fs::remove_file(path).unwrap(); // its sync finds that out
+        }
+    }
+    let lost = bus.publish_with(Message::new("t"), SendOptions::new().ack(Level::Sync)).await;
+    assert!(matches!(lost, Err(SendError::NotAcknowledged(_))), "{lost:?}");
+    let refused = bus.publish_with(Message::new("t"), SendOptions::new().ack(Level::Async)).await;
+    assert!(matches!(refused, Err(SendError::Backend(_))), "{refused:?}");
+    bus.shutdown().await;
+    assert!(store.close().await.is_err());
+}

@@ -2,7 +2,7 @@
 
 mod support;
 
-use rockdove_documents::{Doc, DocBuilder, Value, doc};
+use rockdove_documents::{Doc, DocBuilder, Owned, Value, doc};
 use rockdove_engine::{Engine, Options, RiskPolicy, SyncPolicy};
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
@@ -136,4 +136,35 @@ async fn an_unmodified_client_stays_within_the_cap() {
     "writeConcern": { "w": 1, "wtimeout": 10_000 }, "rockdove": {}, "$db": "db" };
     assert_eq!(reached(&peer.good(&limited).await), Some(("sync".to_owned(), false)));
     shared.engine.close().await.unwrap();
+}
+
+/// The write is carried out, and the error says that it is not lasting; no label has a driver send it again.
+#[tokio::test]
+async fn a_log_that_has_failed_says_so_without_labels() {
+    let dir = tempfile::tempdir().unwrap();
+    let shared = capped(dir.path()).await;
+    let mut peer = Peer::connect(&shared);
+    peer.good(&insert("c", 1, None)).await;
+    for file in std::fs::read_dir(dir.path().join("log")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "seg") {
+            std::fs::remove_file(path).unwrap(); // what is written now is lost, which its sync finds out
+        }
+    }
+    let retryable = |id: i32, number: i64, concern: Doc| {
+        let session = doc! { "id": (Owned::Binary { subtype: 4, bytes: vec![7; 16].into() }) };
+        doc! { "insert": "c", "documents": [{ "_id": id }], "$db": "db", "lsid": session, "txnNumber": number,
+        "writeConcern": concern }
+    };
+    let reply = peer.good(&retryable(2, 1, doc! { "w": "majority", "j": true })).await;
+    let code = |reply: &Doc| part(reply, &["writeConcernError", "code"]).and_then(|code| code.as_integer());
+    assert_eq!((number(&reply, "n"), code(&reply)), (1, Some(64)));
+    assert_eq!(reply.get("errorLabels"), None);
+    assert_eq!(part(&reply, &["writeConcernError", "errInfo"]), None, "no time was over");
+    let limited = retryable(2, 1, doc! { "j": true, "wtimeout": 10_000 });
+    assert_eq!(code(&peer.good(&limited).await), Some(64), "also when it is repeated");
+    peer.send(&retryable(3, 2, doc! {})).await;
+    let refused = peer.receive().await.unwrap().doc;
+    assert_eq!((number(&refused, "code"), refused.get("errorLabels")), (1, None));
+    assert_eq!(number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"), 2, "reads go on");
 }
