@@ -63,6 +63,9 @@ pub struct Serve {
     /// With --sync interval: how long a write may wait for the disk, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     sync_interval: u64,
+    /// What w:"majority" asks for without j:true; Morphium's messages and this program's are sent so
+    #[arg(long, value_enum, default_value_t = Majority::Replicated)]
+    majority: Majority,
     /// Name of the replica set that it presents itself as
     #[arg(long, value_name = "NAME", default_value = "rs0")]
     set_name: String,
@@ -102,6 +105,15 @@ enum Sync {
     Always,
 }
 
+/// `--majority`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Majority {
+    /// That a majority has received it; on one node: that it is written
+    Replicated,
+    /// That it is on the disks of a majority; on one node: on this one's
+    QuorumSync,
+}
+
 /// `--personality`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum As {
@@ -133,7 +145,7 @@ impl Serve {
         let storage = config.storage.clone();
         // The error's text has its causes in it.
         let server = Server::start(config).await.map_err(|error| anyhow!("{error}"))?;
-        greet(&server, &storage, &self.risk);
+        self.greet(&server, &storage);
         let reason = wait(&server).await;
         eprintln!("rockdove: stopping ({reason})");
         server.stop().await.map_err(|reason| anyhow!("did not stop cleanly: {reason}"))?;
@@ -151,6 +163,7 @@ impl Serve {
                 Sync::Interval => SyncPolicy::Interval(Duration::from_millis(self.sync_interval)),
                 Sync::Always => SyncPolicy::EachBatch,
             },
+            majority_on_disk: self.majority == Majority::QuorumSync,
             risk: self.risk.policy(),
             risk_fields: self.risk.fields().to_vec(),
             set_name: self.set_name.clone(),
@@ -167,25 +180,29 @@ impl Serve {
             ..Config::default()
         }
     }
-}
 
-/// Says where it listens, where it stores and how to try it.
-fn greet(server: &Server, storage: &Storage, risk: &Risk) {
-    let uri = server.uri();
-    println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
-    match storage {
-        Storage::Folder(dir) => println!("  stores in  {}{}", dir.display(), recovered(server)),
-        Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
+    /// Says where it listens, where it stores and how to try it.
+    fn greet(&self, server: &Server, storage: &Storage) {
+        let uri = server.uri();
+        println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
+        match storage {
+            Storage::Folder(dir) => println!("  stores in  {}{}", dir.display(), recovered(server)),
+            Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
+        }
+        println!("  connect    {uri}");
+        let majority = match self.majority {
+            Majority::Replicated => {
+                "\"replicated\" (w: majority) means written here; j: true waits for the disk"
+            }
+            Majority::QuorumSync => "w: majority and j: true wait for the disk",
+        };
+        println!("  acks       one node: {majority}");
+        if let Some(policy) = self.risk.describe() {
+            println!("  risk       {policy}");
+        }
+        println!("  try it     rockdove sub orders.created --uri '{uri}'");
+        println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
     }
-    println!("  connect    {uri}");
-    println!(
-        "  acks       one node: \"replicated\" (w: majority) means written here; j: true waits for the disk"
-    );
-    if let Some(policy) = risk.describe() {
-        println!("  risk       {policy}");
-    }
-    println!("  try it     rockdove sub orders.created --uri '{uri}'");
-    println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
 }
 
 /// What recovery found, in words.

@@ -129,9 +129,8 @@ impl Node {
         let call = || self.backend.insert_acked(target, document.clone(), wish);
         let Inserted { refused, level, degraded } =
             self.retry(SEND_RETRIES, call).await.map_err(send_error)?;
-        match refused {
-            Some(error) => self.settle(target, document, error).await?,
-            None => {}
+        if let Some(error) = refused {
+            self.settle(target, document, error).await?;
         }
         Ok((level, degraded))
     }

@@ -42,6 +42,8 @@ pub struct Config {
     pub storage: Storage,
     /// When the log goes to disk without being asked.
     pub sync: SyncPolicy,
+    /// Whether `w: "majority"` waits for the disk of a majority, as `j: true` does.
+    pub majority_on_disk: bool,
     /// What the value of writes that are not on disk leads to; nothing if `None`. Not with [`Storage::Memory`].
     pub risk: Option<RiskPolicy>,
     /// Where documents have their value; the first that covers a collection counts. Needs a policy.
@@ -75,6 +77,7 @@ impl Default for Config {
             advertise: None,
             storage: Storage::Folder("rockdove-data".into()),
             sync: SyncPolicy::default(),
+            majority_on_disk: false,
             risk: None,
             risk_fields: Vec::new(),
             set_name: "rs0".into(),

@@ -66,6 +66,14 @@ impl WriteConcern {
         Ok(parsed)
     }
 
+    /// The same where a majority means this level: never less than what it was.
+    pub fn with_majority(self, majority: Level) -> WriteConcern {
+        match self.level {
+            Level::Replicated => WriteConcern { level: majority.stricter(self.level), ..self },
+            _ => self,
+        }
+    }
+
     /// Reads `w`. The set has one member that counts, so a majority is one.
     fn acknowledged_by(&mut self, w: Value<'_>) -> Result<()> {
         match w {
@@ -255,6 +263,11 @@ mod tests {
         assert_eq!(level(doc! { "w": "majority" }), Level::Replicated);
         assert_eq!(level(doc! { "w": "majority", "j": true }), Level::QuorumSync);
         assert_eq!(level(doc! { "j": true }), Level::Sync);
+        let stricter = |concern| write(concern).unwrap().with_majority(Level::QuorumSync).level;
+        assert_eq!(stricter(doc! { "w": "majority" }), Level::QuorumSync);
+        assert_eq!(stricter(doc! { "w": 1 }), Level::Async);
+        let lower = write(doc! { "w": "majority" }).unwrap().with_majority(Level::Async);
+        assert_eq!(lower.level, Level::Replicated);
         assert_eq!(level(doc! { "j": 1, "w": 1 }), Level::Sync);
         assert!(write(doc! { "w": 0 }).unwrap().unacknowledged);
         assert_eq!(write(doc! { "wtimeout": 50 }).unwrap().timeout, Some(Duration::from_millis(50)));

@@ -244,6 +244,7 @@ async fn run(
     check_role(shared, spec, command)?;
     check_transaction(&session, spec)?;
     let write_concern = concern(spec.has(Spec::WRITE), || WriteConcern::parse(command))?;
+    let write_concern = write_concern.with_majority(shared.identity.majority);
     let asked = asked(spec, command)?;
     let level = asked.map_or(Ok(write_concern.level), |asked| asked.with(&write_concern))?;
     let call = Call {

@@ -3,7 +3,7 @@
 mod support;
 
 use rockdove_documents::{Doc, DocBuilder, Owned, Value, doc};
-use rockdove_engine::{Engine, Options, RiskPolicy, SyncPolicy};
+use rockdove_engine::{Engine, Level, Options, RiskPolicy, SyncPolicy};
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
 use std::path::Path;
@@ -167,4 +167,23 @@ async fn a_log_that_has_failed_says_so_without_labels() {
     let refused = peer.receive().await.unwrap().doc;
     assert_eq!((number(&refused, "code"), refused.get("errorLabels")), (1, None));
     assert_eq!(number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"), 2, "reads go on");
+}
+
+#[tokio::test]
+async fn a_majority_can_mean_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { sync: SyncPolicy::Never, ..Options::stored_in(dir.path()) };
+    let engine = tokio::task::spawn_blocking(|| Engine::open(options)).await.unwrap().unwrap();
+    let shared = Shared::new(Identity { majority: Level::QuorumSync, ..Identity::default() }, engine, vec![]);
+    let mut peer = Peer::connect(&shared);
+    let mut level = async |concern: Doc| {
+        let insert =
+            doc! { "insert": "c", "documents": [{}], "writeConcern": concern, "rockdove": {}, "$db": "db" };
+        reached(&peer.good(&insert).await).unwrap().0
+    };
+    assert_eq!(level(doc! { "w": "majority" }).await, "quorum-sync");
+    assert_eq!(level(doc! { "w": 1 }).await, "async");
+    let config = peer.good(&doc! { "replSetGetConfig": 1, "$db": "admin" }).await;
+    assert_eq!(part(&config, &["config", "writeConcernMajorityJournalDefault"]), Some(Value::Bool(true)));
+    shared.engine.close().await.unwrap();
 }
