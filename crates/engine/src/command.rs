@@ -155,7 +155,7 @@ impl Statement {
     /// Whether it may store a document that has a value.
     pub(crate) fn may_have_value(&self, valuation: &Valuation) -> bool {
         match self {
-            Statement::Insert { ns, .. } => valuation.covers(ns),
+            Statement::Insert { ns, doc } => valuation.of_new(ns, doc.raw()) != Ok(0),
             Statement::Update(update) => valuation.covers(&update.ns),
             Statement::Delete(_) | Statement::Refused(_) => false,
         }

@@ -487,7 +487,11 @@ impl Sequencer {
     fn close(self) -> Result<(), String> {
         let closed = self.log.close();
         match &closed {
-            Ok(()) => self.waiters.release(),
+            Ok(()) => {
+                self.waiters.release();
+                // Everything is on disk: nothing waits any more, unless for other nodes.
+                self.waiters.fail("the log was closed");
+            }
             Err(reason) => self.waiters.fail(reason),
         }
         closed

@@ -298,7 +298,7 @@ fn put(
     let stored = put_new(seq, &info, doc, batch);
     match &stored {
         Ok(()) => batch.charge(value),
-        Err(failed) if failed.error.code == code::DUPLICATE_KEY && seq.valuation.covers(ns) => {
+        Err(failed) if failed.error.code == code::DUPLICATE_KEY && value > 0 => {
             batch.note_repetition();
         }
         Err(_) => {}

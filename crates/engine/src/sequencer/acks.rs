@@ -242,6 +242,12 @@ fn repetitions_of_what_has_a_value_wait_for_the_disk() {
     assert_eq!(now(&mut again), None);
     let mut duplicate = bench.one(write(valued("paid", 1, 3), Ack::WRITTEN, None));
     assert_eq!(now(&mut duplicate), None);
+    drop(bench.one(write(valued("paid", 2, 0), Ack::WRITTEN, None)));
+    let mut worthless = bench.one(write(valued("paid", 2, 0), Ack::WRITTEN, None));
+    assert!(
+        now(&mut worthless).is_some(),
+        "a lock in such a collection has no value, and its loser does not wait"
+    );
     drop(bench.one(write(valued("free", 1, 3), Ack::WRITTEN, None)));
     let mut free = bench.one(write(valued("free", 1, 3), Ack::WRITTEN, None));
     assert!(now(&mut free).is_some(), "without a value there is nothing to count");
