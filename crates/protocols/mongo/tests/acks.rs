@@ -4,6 +4,7 @@ mod support;
 
 use rockdove_documents::{Doc, DocBuilder, Owned, Value, doc};
 use rockdove_engine::{Engine, Level, Options, RiskPolicy, SyncPolicy};
+use rockdove_mongo::busy_poll::{self, BusyPoll};
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
 use std::path::Path;
@@ -19,7 +20,12 @@ async fn capped(dir: &Path) -> Arc<Shared> {
         ..Options::stored_in(dir)
     };
     let engine = tokio::task::spawn_blocking(|| Engine::open(options)).await.unwrap().unwrap();
-    Shared::new(Identity { has_risk_policy: true, ..Identity::default() }, engine, vec![])
+    Shared::new(
+        Identity { has_risk_policy: true, ..Identity::default() },
+        engine,
+        BusyPoll::new(busy_poll::WINDOW),
+        vec![],
+    )
 }
 
 fn insert(collection: &str, id: i32, asked: Option<Doc>) -> Doc {
@@ -174,7 +180,12 @@ async fn a_majority_can_mean_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options { sync: SyncPolicy::Never, ..Options::stored_in(dir.path()) };
     let engine = tokio::task::spawn_blocking(|| Engine::open(options)).await.unwrap().unwrap();
-    let shared = Shared::new(Identity { majority: Level::QuorumSync, ..Identity::default() }, engine, vec![]);
+    let shared = Shared::new(
+        Identity { majority: Level::QuorumSync, ..Identity::default() },
+        engine,
+        BusyPoll::new(busy_poll::WINDOW),
+        vec![],
+    );
     let mut peer = Peer::connect(&shared);
     let mut level = async |concern: Doc| {
         let insert =
