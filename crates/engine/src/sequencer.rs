@@ -214,7 +214,7 @@ pub struct Waiters(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
-    /// In the order of the log.
+    /// In the order in which they came.
     replies: Vec<Pending>,
     /// How many there may be before those are looked for whose caller has gone.
     many: usize,
@@ -832,6 +832,8 @@ impl Sequencer {
         let mut is_pending = false;
         for (share, reply) in batch.replies {
             match &failure {
+                // What it waits for was written before, and is not in the batch that was refused.
+                _ if matches!(reply, Reply::Settled(_)) => is_pending |= self.answer(share, reply),
                 Some(error) => reply.refuse(error),
                 None => is_pending |= self.answer(share, reply),
             }

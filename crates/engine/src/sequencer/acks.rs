@@ -305,6 +305,20 @@ fn a_failed_disk_acknowledges_what_is_written_and_nothing_else() {
 }
 
 #[test]
+fn a_refused_batch_does_not_take_back_what_was_written_before() {
+    let mut bench = bench(None, &[]);
+    let deferred = Ack { deferred: true, ..Ack::SYNCED };
+    let mut early = bench.one(insert(1, deferred));
+    let owed = early.try_recv().unwrap().unwrap().receipt.owed;
+    bench.disk.fail_writes(Some(ErrorKind::StorageFull));
+    let (late, mut refused) = insert(2, Ack::WRITTEN);
+    let (to, settled) = oneshot::channel();
+    bench.sequencer.carry_out([late, Request::Settle(owed, to)]);
+    assert_eq!(refused.try_recv().unwrap().unwrap_err().code, code::OUT_OF_DISK_SPACE);
+    assert_eq!(settled.blocking_recv(), Ok(Ok(Acked { level: Level::Sync, degraded: false })));
+}
+
+#[test]
 fn callers_that_have_gone_are_forgotten() {
     let mut bench = bench(None, &[]);
     let _paused = bench.disk.pause_syncs(".seg");
