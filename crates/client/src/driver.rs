@@ -290,7 +290,7 @@ impl Backend for DriverBackend {
                         _ => "has no risk policy (`rockdove serve --risk-cap`)",
                     };
                     let text =
-                        format!("the server {why}; let a stricter level stand for it, or ask for another");
+                        format!("the server {why}; allow a stricter level (`or_stricter`, `--or-stricter`) or ask for another");
                     Err(BackendError::new(BackendErrorKind::Unsupported, text))
                 }
             }
@@ -543,8 +543,13 @@ fn late() -> BackendError {
 /// Unordered inserts report each failed document; anything else failed as a whole.
 fn insert_failures(error: Error) -> BackendResult<Vec<InsertFailure>> {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return Err(convert(error)) };
-    if many.write_concern_error.is_some() {
-        return Err(BackendError::new(BackendErrorKind::Transient, text_of(&error)));
+    if let Some(concern) = &many.write_concern_error {
+        // An election may be over when it is tried again; a disk that failed is not.
+        let kind = match kind_of_code(concern.code) {
+            Some(BackendErrorKind::Transient) => BackendErrorKind::Transient,
+            _ => BackendErrorKind::NotAcknowledged,
+        };
+        return Err(BackendError::new(kind, text_of(&error)));
     }
     let failures: Vec<_> = many.write_errors.iter().flatten().map(insert_failure).collect();
     if failures.is_empty() { Err(convert(error)) } else { Ok(failures) }

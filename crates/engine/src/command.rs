@@ -83,13 +83,9 @@ impl Default for Receipt {
 }
 
 impl Receipt {
-    /// The receipt for two parts of one write, the other of which came later.
+    /// The receipt for two parts of one write, the other of which came later. What that one has reached holds for all
+    /// that is before it in the log.
     pub(crate) fn joined(self, later: Receipt) -> Receipt {
-        let acked = self.acked.and_then(|acked| {
-            let then = later.acked?;
-            let level = if acked.level.stricter(then.level) == then.level { acked.level } else { then.level };
-            Ok(Acked { level, degraded: acked.degraded || then.degraded })
-        });
         let owed = match (self.owed, later.owed) {
             (Some(owed), Some(then)) => Some(Owed {
                 index: owed.index.max(then.index),
@@ -99,7 +95,7 @@ impl Receipt {
             }),
             (owed, then) => then.or(owed),
         };
-        Receipt { acked, owed }
+        Receipt { acked: later.acked, owed }
     }
 }
 

@@ -121,8 +121,7 @@ struct Inner {
     looking: Arc<Semaphore>,
     recovery: open::Report,
     journal: Option<Journal>,
-    risk: Option<RiskPolicy>,
-    risk_fields: Vec<RiskField>,
+    valuation: Valuation,
 }
 
 impl Engine {
@@ -140,6 +139,7 @@ impl Engine {
         memory.used(opened.state.bytes() + sessions.bytes());
         let disk = Arc::new(Disk::new(options.dir.clone()));
         disk.look(memory.used_bytes());
+        let valuation = Valuation { policy: options.risk.clone(), fields: options.risk_fields.clone() };
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let sequencer = Sequencer::new(Start {
             state: opened.state,
@@ -153,7 +153,7 @@ impl Engine {
             waiters: opened.waiters,
             memory: memory.clone(),
             disk: disk.clone(),
-            valuation: Valuation { has_policy: options.risk.is_some(), fields: options.risk_fields.clone() },
+            valuation: valuation.clone(),
         });
         let desk = Arc::new(Desk::new(sequencer));
         let works = desk.clone();
@@ -174,8 +174,7 @@ impl Engine {
             looking: Arc::new(Semaphore::new(LOOKING_MAX)),
             recovery: opened.report,
             journal: opened.journal.clone(),
-            risk: options.risk.clone(),
-            risk_fields: options.risk_fields.clone(),
+            valuation,
         });
         let engine = Engine(inner);
         let keeper = Keeper::start(
@@ -231,6 +230,7 @@ impl Engine {
 
     /// Carries out statements.
     pub async fn write(&self, mut write: Write) -> Result<WriteReply> {
+        self.0.valuation.check(write.ack)?;
         for statement in &mut write.statements {
             if let Statement::Insert { doc, .. } = statement {
                 match statement::prepare_insert(std::mem::take(doc), || self.new_object_id()) {
@@ -278,8 +278,8 @@ impl Engine {
 
     /// How the log stands with value at risk; `None` without a risk policy.
     pub fn risk(&self) -> Option<RiskStatus> {
-        let (journal, policy) = (self.0.journal.as_ref()?, self.0.risk.clone()?);
-        let fields = self.0.risk_fields.clone();
+        let Valuation { policy, fields } = self.0.valuation.clone();
+        let (journal, policy) = (self.0.journal.as_ref()?, policy?);
         Some(RiskStatus { policy, fields, exposure: journal.exposure(), syncs: journal.syncs() })
     }
 

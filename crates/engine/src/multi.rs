@@ -12,7 +12,7 @@
 //! * Documents that come to match while the statement is under way may be left out.
 //! * What is little work by its plan, and what matches nothing but may insert, is left to the sequencer as a whole.
 
-use crate::command::{Outcome, Receipt, Statement, Write, WriteError, WriteReply};
+use crate::command::{Ack, Outcome, Receipt, Statement, Write, WriteError, WriteReply};
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::engine::Engine;
 use crate::plan;
@@ -41,7 +41,7 @@ pub struct Portion {
     /// The rest is as in the [`Write`].
     pub bypass_validation: bool,
     /// When the write is acknowledged.
-    pub ack: crate::command::Ack,
+    pub ack: Ack,
     /// Asked while documents are matched and changed.
     pub interrupt: Option<Interrupt>,
 }
@@ -129,8 +129,12 @@ async fn carry_out(
         _ => Outcome::Updated { matched: 0, modified: 0, upserted: None },
     };
     let mut at = engine.operation_time();
-    let (mut ack, mut receipt) = (write.ack, None::<Receipt>);
-    for records in found.records.chunks(PORTION) {
+    let mut receipt = None::<Receipt>;
+    let last = found.records.chunks(PORTION).count().saturating_sub(1);
+    for (place, records) in found.records.chunks(PORTION).enumerate() {
+        // The value of the write as a whole is at risk until its last part is safe.
+        let value = if place == last { write.ack.value } else { 0 };
+        let ack = Ack { value, ..write.ack };
         let portion = Portion {
             statement: statement.clone(),
             collection: found.collection,
@@ -144,7 +148,6 @@ async fn carry_out(
                 add(&mut total, outcome);
                 at = then;
                 receipt = Some(receipt.map_or(more.clone(), |receipt| receipt.joined(more)));
-                ack.value = 0; // of the write as a whole
             }
             Err(failed) if is_interruption(&failed.error) => return Err(failed.error),
             Err(failed) => return Ok(reply(Err(failed), at, receipt)),

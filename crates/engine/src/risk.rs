@@ -3,11 +3,12 @@
 //! A write counts with the value of each document that it inserts (also by an upsert), and of each document whose
 //! value it changes, as it is afterwards. What it deletes counts nothing.
 
+use crate::command::Ack;
 use crate::namespace::Namespace;
 use rockdove_documents::decimal::Rounding;
 use rockdove_documents::path::Path;
-use rockdove_documents::{Error, RawDoc, Result, Value};
-use rockdove_journal::{Cause, Exposure, RiskPolicy};
+use rockdove_documents::{Error, RawDoc, Result, Value, code};
+use rockdove_journal::{Cause, Exposure, Level, RiskPolicy};
 use std::fmt;
 use std::str::FromStr;
 
@@ -98,8 +99,8 @@ fn integer(value: Value<'_>) -> Option<u64> {
 /// What the sequencer knows of value at risk.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Valuation {
-    /// Whether the log has a risk policy.
-    pub has_policy: bool,
+    /// The log's policy, if it has one.
+    pub policy: Option<RiskPolicy>,
     /// Where documents have a value; where several cover a collection, the first counts.
     pub fields: Vec<RiskField>,
 }
@@ -107,6 +108,18 @@ pub(crate) struct Valuation {
 impl Valuation {
     fn field(&self, ns: &Namespace) -> Option<&RiskField> {
         self.fields.iter().find(|field| field.covers(ns))
+    }
+
+    /// Fails if this cannot be asked for.
+    pub fn check(&self, ack: Ack) -> Result<()> {
+        if ack.value > VALUE_MAX {
+            return Err(Error::bad_value(format!("the value {} is larger than 2^53", ack.value)));
+        }
+        if ack.level == Level::Risk && self.policy.is_none() {
+            let message = "acknowledgement level 'risk' needs a risk policy, which this server does not have";
+            return Err(Error::new(code::INVALID_OPTIONS, message));
+        }
+        Ok(())
     }
 
     /// Whether documents of the collection have a value.
@@ -207,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_change_counts_if_the_value_changes() {
-        let valuation = Valuation { has_policy: true, fields: vec![field("db.c=v")] };
+        let valuation = Valuation { policy: Some(RiskPolicy::default()), fields: vec![field("db.c=v")] };
         let ns = Namespace::parse("db.c").unwrap();
         let changed = |before: Doc, after: Doc| valuation.of_changed(&ns, before.raw(), after.raw());
         assert_eq!(changed(doc! { "v": 5 }, doc! { "v": 5, "seen": true }), Ok(0));

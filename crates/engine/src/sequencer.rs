@@ -33,7 +33,7 @@ use crate::limits::{self, Disk, Memory};
 use crate::log::{Claim, CommitError, CommitLog, Worth};
 use crate::multi::Portion;
 use crate::namespace::Namespace;
-use crate::risk::{VALUE_MAX, Valuation};
+use crate::risk::Valuation;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::state::{State, describe};
 use crate::statement;
@@ -578,13 +578,7 @@ impl Sequencer {
 
     /// Takes up what a request asks for, or refuses what cannot be.
     fn begin(&self, ack: Ack, batch: &mut Batch) -> Result<()> {
-        if ack.value > VALUE_MAX {
-            return Err(Error::bad_value(format!("the value {} is larger than 2^53", ack.value)));
-        }
-        if ack.level == Level::Risk && !self.valuation.has_policy {
-            let message = "acknowledgement level 'risk' needs a risk policy, which this server does not have";
-            return Err(Error::new(code::INVALID_OPTIONS, message));
-        }
+        self.valuation.check(ack)?;
         batch.under_way.ack = ack;
         Ok(())
     }
@@ -608,7 +602,7 @@ impl Sequencer {
     /// The level that a request has to reach: what it asks for, or more where there is a cap on what is at risk.
     fn level_of(&self, request: &UnderWay, value: u64) -> Level {
         let level = request.ack.level;
-        if !self.valuation.has_policy || level.stricter(Level::Sync) == level {
+        if self.valuation.policy.is_none() || level.stricter(Level::Sync) == level {
             return level;
         }
         match level {

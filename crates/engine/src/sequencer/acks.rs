@@ -4,6 +4,7 @@ use super::tests::on;
 use super::*;
 use crate::command::UpdateStatement;
 use crate::log::JournalLog;
+use crate::risk::VALUE_MAX;
 use proptest::prelude::*;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::update::Update;
@@ -34,7 +35,7 @@ fn bench(risk: Option<RiskPolicy>, fields: &[&str]) -> Bench {
         Err(error) => released.fail(&error.to_string()),
     });
     let fields = fields.iter().map(|field| field.parse().unwrap()).collect();
-    let valuation = Valuation { has_policy: risk.is_some(), fields };
+    let valuation = Valuation { policy: risk, fields };
     let log = JournalLog { journal: journal.clone(), writer };
     Bench { disk, journal, sequencer: on(Box::new(log), waiters, valuation) }
 }
