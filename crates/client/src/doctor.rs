@@ -412,7 +412,7 @@ impl Doctor<'_> {
                 None => eternal += 1,
                 Some(_) => {}
             }
-            if !self.alive.contains(&lock.lock_id) {
+            if lock.processed.is_none() && !self.alive.contains(&lock.lock_id) {
                 *orphaned.entry(lock.lock_id).or_default() += 1;
             }
         }
