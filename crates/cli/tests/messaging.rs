@@ -111,19 +111,19 @@ impl Server {
     }
 }
 
-/// Stands between a node and the server: passes bytes on, holds them back, or cuts every connection.
+/// Stands between a node and the server: passes bytes on, holds them back, or closes or resets every connection.
 struct Proxy {
     port: u16,
     frozen: watch::Sender<bool>,
-    /// Counts the cuts.
-    cuts: watch::Sender<u64>,
+    /// Counts the cuts; whether the last one was a reset.
+    cuts: watch::Sender<(u64, bool)>,
 }
 
 impl Proxy {
     async fn start(server: u16) -> Self {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new((0, false)));
         let (freezing, cutting) = (frozen.subscribe(), cuts.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -136,10 +136,16 @@ impl Proxy {
                     };
                     let ((from_client, to_client), (from_server, to_server)) =
                         (client.into_split(), server.into_split());
+                    let (mut to_client, mut to_server) = (to_client, to_server);
                     tokio::select! {
-                        () = pass_on(from_client, to_server, freezing.clone()) => {}
-                        () = pass_on(from_server, to_client, freezing) => {}
+                        () = pass_on(from_client, &mut to_server, freezing.clone()) => {}
+                        () = pass_on(from_server, &mut to_client, freezing) => {}
                         _ = cutting.changed() => {}
+                    }
+                    if cutting.borrow().1 {
+                        for end in [to_client, to_server] {
+                            end.as_ref().set_zero_linger().unwrap();
+                        }
                     }
                 });
             }
@@ -153,12 +159,12 @@ impl Proxy {
         self.frozen.send_replace(false);
     }
 
-    fn cut(&self) {
-        self.cuts.send_modify(|count| *count += 1);
+    fn cut(&self, reset: bool) {
+        self.cuts.send_modify(|cuts| *cuts = (cuts.0 + 1, reset));
     }
 }
 
-async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
+async fn pass_on(mut from: OwnedReadHalf, to: &mut OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         if frozen.wait_for(|frozen| !frozen).await.is_err() || to.write_all(&buffer[..length]).await.is_err()
@@ -521,7 +527,7 @@ in_every_layout! {
         worker.shutdown().await;
     }
 
-    // A node's connections are cut and frozen while it works. It loses nothing, repeats nothing, and answers.
+    // A node's connections are closed, reset and frozen while it works. It loses nothing, repeats nothing, and answers.
     async fn a_bad_network_loses_and_repeats_nothing(layout) {
         const MESSAGES: usize = 300;
         let server = Server::start();
@@ -548,9 +554,9 @@ in_every_layout! {
             }
         };
         let disturb = async {
-            for _ in 0..4 {
+            for reset in [false, true, false, true] {
                 tokio::time::sleep(Duration::from_millis(150)).await;
-                proxy.cut();
+                proxy.cut(reset);
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 proxy.freeze(Duration::from_millis(100)).await;
             }
@@ -563,7 +569,7 @@ in_every_layout! {
         values.sort_unstable();
         values.dedup();
         assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
-        proxy.cut();
+        proxy.cut(true);
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
         sender.shutdown().await;
         worker.shutdown().await;
