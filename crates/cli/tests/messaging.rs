@@ -270,6 +270,60 @@ fn the_doctor_says_what_is_wrong() {
 }
 
 #[test]
+fn top_shows_what_goes_on() {
+    let server = Server::start();
+    assert_eq!(text(&server.run(&["top", "--once"])), "no queue in this database\n");
+    for layout in Layout::ALL {
+        let queue = format!("q-{}", layout.name());
+        let mode = ["--layout", layout.name(), "--queue", &queue];
+        let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "n1"], &mode[..]].concat());
+        server.run(&[&["pub", "t", "heard"], &mode[..]].concat());
+        lines.recv_timeout(LIMIT).unwrap();
+        server.run(
+            &[&["pub", "other", "waits", "--count", "3", "--exclusive", "--ttl", "5m"], &mode[..]].concat(),
+        );
+        let look = server.run(&["top", "--once", "--json", "--queue", &queue, "--interval", "200ms"]);
+        assert_eq!(look.status.code(), Some(0), "{look:?}");
+        let sample: serde_json::Value = serde_json::from_str(&text(&look)).unwrap();
+        let queues = sample["queues"].as_array().unwrap();
+        let (shown, other) = (&queues[0], &queues[0]["topics"][0]);
+        assert_eq!((queues.len(), &shown["queue"]), (1, &queue.as_str().into()));
+        assert_eq!(shown["layouts"], serde_json::json!([layout.name()]));
+        assert_eq!(
+            (&other["topic"], &other["waiting"], &other["exclusive"]),
+            (&"other".into(), &3.into(), &3.into())
+        );
+        assert!(other["sent_per_s"].is_f64() && other["oldest_ms"].is_i64(), "{sample}");
+        let node = &shown["participants"][0];
+        assert!(node["id"] == "n1" && node["alive"] == true && node["locks"] == 0, "{sample}");
+        // Rates of what is sent while it looks.
+        let (_top, looks) = server.start_lines(&["top", "--json", "--queue", &queue, "--interval", "100ms"]);
+        looks.recv_timeout(LIMIT).unwrap();
+        server.run(&[&["pub", "t", "again", "--count", "5"], &mode[..]].concat());
+        let counted = |line: String| {
+            let sample: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let topics = sample["queues"][0]["topics"].as_array().unwrap().clone();
+            let t = topics.iter().find(|topic| topic["topic"] == "t").expect("t").clone();
+            (
+                t["sent_per_s"].as_f64() > Some(0.0),
+                t["done_per_s"].as_f64() > Some(0.0) && t["lag_ms"].is_i64(),
+            )
+        };
+        let (mut sent, mut done) = (false, false);
+        while !(sent && done) {
+            let (some_sent, some_done) = counted(looks.recv_timeout(LIMIT).unwrap());
+            (sent, done) = (sent || some_sent, done || some_done);
+        }
+    }
+    let all = text(&server.run(&["top", "--once", "--interval", "100ms"]));
+    for layout in Layout::ALL {
+        assert!(all.contains(&format!("queue q-{0}: {0}; ", layout.name())), "{all}");
+    }
+    assert!(all.contains("TOPIC") && all.contains("other "), "{all}");
+    assert_eq!(server.run(&["top", "--once", "--interval", "1ms"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_queue_changes_its_layout() {
     let server = Server::start();
     let new = ["--layout", "multi-collection"];
@@ -400,9 +454,14 @@ fn no_server_is_one_line_and_soon() {
             format!("mongodb://127.0.0.1:{port}/?directConnection=true")
         },
     };
-    for args in
-        [&["pub", "t"][..], &["sub", "t"], &["request", "t"], &["reply", "t", "--text", "x"], &["doctor"]]
-    {
+    for args in [
+        &["pub", "t"][..],
+        &["sub", "t"],
+        &["request", "t"],
+        &["reply", "t", "--text", "x"],
+        &["doctor"],
+        &["top"],
+    ] {
         let output = server.run(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{args:?}: {said}");
