@@ -56,7 +56,7 @@ pub fn poll_sort() -> Document {
 
 /// What a poll reads of each message: enough to queue it.
 pub fn poll_projection() -> Document {
-    doc! { "_id": 1, "priority": 1, "timestamp": 1, "in_answer_to": 1 }
+    doc! { "_id": 1, "priority": 1, "timestamp": 1, "in_answer_to": 1, "exclusive": 1 }
 }
 
 /// One document by id.

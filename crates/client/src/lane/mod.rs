@@ -219,9 +219,10 @@ impl Lane {
 
     fn enqueue(self: &Arc<Self>, message: Message) {
         let Some(id) = message.id.clone() else { return };
-        let (priority, timestamp) = (message.priority, message.timestamp);
+        let (priority, timestamp, exclusive) = (message.priority, message.timestamp, message.exclusive);
         let since = clock::now();
-        let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)), since };
+        let element =
+            Element { id, priority, timestamp, exclusive, snapshot: Some(Box::new(message)), since };
         let offer = self.core.lock().offer(element, since);
         if offer == Offer::Queued {
             self.pump();
