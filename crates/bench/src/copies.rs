@@ -11,6 +11,7 @@ use rockdove_documents::{Doc, DocBuilder, RawDoc, Scanned, Value, doc};
 use rockdove_engine::{
     ChangeStream, Engine, EventPipeline, Namespace, Options, Scope, StartAt, View, copied_into_log,
 };
+use rockdove_mongo::busy_poll::BusyPoll;
 use rockdove_mongo::codec;
 use rockdove_mongo::connection::serve;
 use rockdove_mongo::shared::Shared;
@@ -72,7 +73,7 @@ impl EventPipeline for All {
 
 async fn count_one(payload: usize) -> Result<Copies> {
     let engine = Engine::open(Options::memory())?;
-    let shared = Shared::new(Identity::default(), engine.clone(), vec![]);
+    let shared = Shared::new(Identity::default(), engine.clone(), BusyPoll::new(Duration::ZERO), vec![]);
     let mut client = Client::connect(shared);
     let message = doc! { "_id": 1, "value": "x".repeat(payload) };
     let ns = Namespace::new("bench", "copies")?;

@@ -5,6 +5,7 @@ use crate::quantile::quantile;
 use crate::report::{Report, Target};
 use anyhow::{Result, ensure};
 use rockdove_engine::{Ack, Definition, Engine, Namespace, Options, Statement, SyncPolicy};
+use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// Messages that are made before they are inserted.
@@ -64,7 +65,7 @@ async fn insert(engine: &Engine, ns: &Namespace, from: u64, upto: u64) -> Result
     };
     let mut batches: std::collections::VecDeque<_> =
         (from..upto).step_by(BATCH as usize).map(batch).collect();
-    let before = cpu_time()?;
+    let before = cpu_time();
     let mut under_way = std::collections::VecDeque::new();
     loop {
         if under_way.len() < IN_FLIGHT
@@ -79,7 +80,7 @@ async fn insert(engine: &Engine, ns: &Namespace, from: u64, upto: u64) -> Result
         let reply = oldest.await??;
         ensure!(reply.results.iter().all(Result::is_ok), "an insert failed: {:?}", reply.results);
     }
-    Ok(cpu_time()?.saturating_sub(before).as_secs_f64())
+    Ok(cpu_time().saturating_sub(before).as_secs_f64())
 }
 
 /// Compares the memory in use with what is stored.
@@ -99,12 +100,10 @@ fn memory(engine: &Engine, ns: &Namespace, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Processor time of this process so far.
-pub fn cpu_time() -> Result<Duration> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: u64 = [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum();
-    Ok(Duration::from_millis(ticks * 10)) // the kernel reports in hundredths of a second
+/// Processor time of this process so far, all threads, the system's share included.
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// Memory of this process that is in use.

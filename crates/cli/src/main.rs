@@ -1,8 +1,7 @@
 //! The `rockdove` command.
 //!
 //! Data goes to standard output, everything else to standard error. Exit codes are in [`Exit`].
-#![forbid(unsafe_code)]
-
+mod allocator;
 mod bench;
 mod connection;
 mod doctor;
@@ -25,10 +24,6 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use exit::Exit;
 use std::process::ExitCode;
-
-/// Many small allocations are made and freed on different threads: the system's allocator is slow at that.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// A message bus that speaks MongoDB's wire protocol, and the tools to use it.
 #[derive(Parser)]
@@ -55,6 +50,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::keep_freed_pages();
     match run(Cli::parse().command) {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -72,7 +68,15 @@ fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Serve(serve) => logging::init(serve.log_filter())?,
         _ => logging::init_or("warn")?, // tools are quiet
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    match &command {
+        Command::Serve(serve) => drop(runtime.worker_threads(serve.workers())),
+        Command::Bench(bench) if bench.measures_the_server() => {
+            runtime.worker_threads(serve::workers_default());
+        }
+        _ => {}
+    }
+    let runtime = runtime.enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(async {
         match command {
             Command::Log(args) => log::run(args),

@@ -76,6 +76,14 @@ pub struct Serve {
     /// Change history that streams can resume from, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(HISTORY_MIB_MAX)))]
     history: u32,
+    /// Threads that serve connections (default: half of the processors; the log, change streams and long reads have
+    /// threads of their own). One answers soonest, more answer more at a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
+    /// With one worker: how long it looks for a client's next request before it sleeps, in microseconds, if the one
+    /// before came that soon. Quicker answers for some processor time; 0: never
+    #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    busy_poll: u64,
     /// Let clients set fail points (for driver tests only: any client can then break the service)
     #[arg(long)]
     test_commands: bool,
@@ -104,7 +112,18 @@ enum As {
     Poppydb,
 }
 
+/// Threads that serve connections if nobody says how many.
+pub fn workers_default() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors / 2).max(1)
+}
+
 impl Serve {
+    /// Threads that serve connections.
+    pub fn workers(&self) -> usize {
+        self.workers.map_or_else(workers_default, usize::from)
+    }
+
     /// What to log.
     pub fn log_filter(&self) -> &str {
         &self.log
@@ -151,6 +170,7 @@ impl Serve {
             memory_warn_percent: self.memory_warn,
             memory_refuse_percent: self.memory_refuse,
             history_bytes: (self.history as usize) << 20,
+            busy_poll: Duration::from_micros(self.busy_poll),
             arguments: std::env::args().collect(),
             ..Config::default()
         }

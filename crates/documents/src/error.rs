@@ -141,6 +141,7 @@ pub mod code {
         CHANGE_STREAM_FATAL_ERROR = 280 "ChangeStreamFatalError";
         CHANGE_STREAM_HISTORY_LOST = 286 "ChangeStreamHistoryLost";
         NO_QUERY_EXECUTION_PLANS = 291 "NoQueryExecutionPlans";
+        COLLECTION_UUID_MISMATCH = 361 "CollectionUUIDMismatch";
         OUT_OF_DISK_SPACE = 14031 "OutOfDiskSpace";
         NOT_WRITABLE_PRIMARY = 10107 "NotWritablePrimary";
         BSON_OBJECT_TOO_LARGE = 10334 "BSONObjectTooLarge";

@@ -40,9 +40,11 @@ pub(crate) use path::{Base, with_path};
 pub(crate) use sums::{Deviation, Sum};
 
 use crate::collation::Collation;
+use crate::compare::compare_with;
 use crate::filter::{ExprPredicate, Filter, FilterOptions};
 use crate::interrupt::{BYTES_PER_STEP, steps_of, tick};
 use crate::{DocBuilder, Owned, RawDoc, Result, Timestamp, Value};
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// A parsed expression.
@@ -121,7 +123,8 @@ impl Surroundings {
         let expr = |spec: Value<'_>| -> Result<Box<dyn ExprPredicate>> {
             let expr = Expr::parse(spec, &self.variables)?;
             let values = self.variables.values.clone();
-            Ok(Box::new(Predicate { expr, now_ms: self.now_ms, cluster_time: self.cluster_time, values }))
+            let (now_ms, cluster_time, collation) = (self.now_ms, self.cluster_time, self.collation.clone());
+            Ok(Box::new(Predicate { expr, now_ms, cluster_time, collation, values }))
         };
         parse(&FilterOptions { collation: self.collation.clone(), expr: Some(&expr) })
     }
@@ -133,12 +136,14 @@ struct Predicate {
     expr: Expr,
     now_ms: i64,
     cluster_time: Timestamp,
+    collation: Option<Arc<Collation>>,
     values: Arc<[Owned]>,
 }
 
 impl ExprPredicate for Predicate {
     fn holds(&self, doc: RawDoc<'_>) -> Result<bool> {
-        let context = Context::new(doc, self.now_ms, self.cluster_time, &self.values);
+        let context = Context::new(doc, self.now_ms, self.cluster_time, &self.values)
+            .with_collation(self.collation.as_deref());
         Ok(self.expr.eval(&context)?.is_true())
     }
 }
@@ -152,6 +157,8 @@ pub struct Context<'c> {
     pub(crate) current: Value<'c>,
     pub(crate) now_ms: i64,
     pub(crate) cluster_time: Timestamp,
+    /// How strings compare.
+    pub(crate) collation: Option<&'c Collation>,
     /// Values of the surrounding [`Variables`].
     pub(crate) values: &'c [Owned],
     /// Values of the variables that the expression binds, by slot; `None` is missing.
@@ -161,7 +168,18 @@ pub struct Context<'c> {
 impl<'c> Context<'c> {
     /// A context for one document. `values` are those of the [`Variables`] that the expression was parsed with.
     pub fn new(root: RawDoc<'c>, now_ms: i64, cluster_time: Timestamp, values: &'c [Owned]) -> Context<'c> {
-        Context { root, current: Value::Document(root), now_ms, cluster_time, values, locals: Vec::new() }
+        let current = Value::Document(root);
+        Context { root, current, now_ms, cluster_time, collation: None, values, locals: Vec::new() }
+    }
+
+    /// This context where strings compare by `collation`.
+    pub fn with_collation(self, collation: Option<&'c Collation>) -> Context<'c> {
+        Context { collation, ..self }
+    }
+
+    /// Orders two values as the command's collation does.
+    pub(crate) fn compare(&self, a: Value<'_>, b: Value<'_>) -> Ordering {
+        compare_with(a, b, self.collation)
     }
 
     /// The context for another document.

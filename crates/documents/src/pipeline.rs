@@ -32,6 +32,7 @@ mod unwind;
 
 pub use merge::{Merge, Sink, Target, WhenMatched, WhenNotMatched};
 
+use crate::collation::Collation;
 use crate::expr::{Context, Surroundings, Variables};
 use crate::filter::{Alternatives, Filter};
 use crate::interrupt::{BYTES_PER_STEP, tick};
@@ -88,6 +89,8 @@ pub struct Environment {
     pub now_ms: i64,
     /// `$$CLUSTER_TIME`.
     pub cluster_time: Timestamp,
+    /// How strings compare in expressions.
+    pub collation: Option<Arc<Collation>>,
     /// Values of the variables that the pipeline was parsed with.
     pub values: Arc<[Owned]>,
     /// Bytes that one blocking stage may hold.
@@ -99,6 +102,7 @@ impl Surroundings {
     /// The environment of what was parsed with these surroundings, without other collections.
     pub fn environment(&self) -> Environment {
         Environment::new(self.now_ms, self.cluster_time, self.variables.values())
+            .with_collation(self.collation.clone())
     }
 }
 
@@ -106,7 +110,13 @@ impl Environment {
     /// An environment without other collections.
     pub fn new(now_ms: i64, cluster_time: Timestamp, values: &Arc<[Owned]>) -> Environment {
         let tables = Arc::new(NoTables);
-        Environment { now_ms, cluster_time, values: values.clone(), memory_max: MEMORY_MAX, tables }
+        let values = values.clone();
+        Environment { now_ms, cluster_time, collation: None, values, memory_max: MEMORY_MAX, tables }
+    }
+
+    /// The environment where strings compare by `collation`.
+    pub fn with_collation(self, collation: Option<Arc<Collation>>) -> Environment {
+        Environment { collation, ..self }
     }
 
     /// The environment with other collections to read.
@@ -121,6 +131,7 @@ impl Environment {
 
     pub(crate) fn context<'c>(&'c self, root: RawDoc<'c>) -> Context<'c> {
         Context::new(root, self.now_ms, self.cluster_time, &self.values)
+            .with_collation(self.collation.as_deref())
     }
 
     /// What a filter that was parsed without the variables' values is parsed with again.

@@ -155,7 +155,8 @@ impl Update {
     }
 
     fn transform(&self, pipeline: &Pipeline, doc: RawDoc<'_>) -> Result<Applied> {
-        let environment = Environment::new(self.now_ms, self.timestamp, self.variables.values());
+        let environment = Environment::new(self.now_ms, self.timestamp, self.variables.values())
+            .with_collation(self.collation.clone());
         let new = pipeline.apply_one(doc.to_doc(), &environment)?.unwrap_or_default();
         if let Some(id) = new.get("_id") {
             check_id(id)?;

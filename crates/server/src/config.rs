@@ -58,6 +58,8 @@ pub struct Config {
     pub memory_refuse_percent: u64,
     /// Bytes of events that change streams can resume from.
     pub history_bytes: usize,
+    /// How long a connection whose client is quick looks for the next request before it sleeps; zero is never.
+    pub busy_poll: Duration,
     /// How long connections get to end by themselves when the server stops; then they are cut.
     pub drain: Duration,
     /// Arguments the program was started with, for `getCmdLineOpts`.
@@ -79,6 +81,7 @@ impl Default for Config {
             memory_warn_percent: 75,
             memory_refuse_percent: 90,
             history_bytes: 64 << 20,
+            busy_poll: rockdove_mongo::busy_poll::WINDOW,
             drain: Duration::from_secs(5),
             arguments: Vec::new(),
         }

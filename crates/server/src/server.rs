@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Personality, Storage};
 use rockdove_engine::{Engine, OpenError, Report};
+use rockdove_mongo::busy_poll::BusyPoll;
 use rockdove_mongo::connection::serve_connection;
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
@@ -87,7 +88,8 @@ impl Server {
             Err(panicked) => return Err(StartError::Engine(OpenError::Io(io::Error::other(panicked)))),
         };
         allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
-        let shared = Shared::new(identity(&config, address), engine, config.arguments.clone());
+        let busy_poll = BusyPoll::where_it_helps(config.busy_poll);
+        let shared = Shared::new(identity(&config, address), engine, busy_poll, config.arguments.clone());
         tokio::spawn(shared.clone().sweep());
         let (phase, told) = watch::channel(Phase::Running);
         let connections = Arc::new(Semaphore::new(config.connections_max));

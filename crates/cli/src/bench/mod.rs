@@ -97,6 +97,11 @@ enum Kind {
 }
 
 impl Bench {
+    /// Whether a server runs in this process, and should have the threads that it has by itself.
+    pub fn measures_the_server(&self) -> bool {
+        matches!(self.kind, Kind::Micro { .. })
+    }
+
     /// Runs the benchmark and prints its figures.
     pub async fn run(self) -> anyhow::Result<Exit> {
         let report = match self.kind {

@@ -3,7 +3,6 @@
 use super::args::{Args, any_nullish, array, array_of, check_size, int, part};
 use super::table::{Operator, between, fixed, named, variadic};
 use super::{Context, Val};
-use crate::compare::{compare, equal};
 use crate::show::show;
 use crate::{DocBuilder, Error, Owned, RawDoc, Result, Value};
 use std::cmp::Ordering;
@@ -25,11 +24,11 @@ pub(super) const OPERATORS: &[Operator] = &[
     named("$lastN", COUNTED, 2, |args, _| {
         counted(args, "$lastN", |values, n| drop(values.drain(..values.len().saturating_sub(n))))
     }),
-    named("$minN", COUNTED, 2, |args, _| {
-        counted(args, "$minN", |values, n| extremes(values, n, |order| order))
+    named("$minN", COUNTED, 2, |args, context| {
+        counted(args, "$minN", |values, n| extremes(values, n, context, |order| order))
     }),
-    named("$maxN", COUNTED, 2, |args, _| {
-        counted(args, "$maxN", |values, n| extremes(values, n, Ordering::reverse))
+    named("$maxN", COUNTED, 2, |args, context| {
+        counted(args, "$maxN", |values, n| extremes(values, n, context, Ordering::reverse))
     }),
 ];
 
@@ -88,13 +87,13 @@ fn concat<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
     Ok(Val::Own(Owned::Array(all.finish())))
 }
 
-fn contains<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn contains<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     let items =
         array(&args[1], 40081, |kind| format!("$in requires an array as a second argument, found: {kind}"))?;
-    Ok(Val::from(items.values().any(|item| equal(item, args[0].value()))))
+    Ok(Val::from(items.values().any(|item| context.compare(item, args[0].value()).is_eq())))
 }
 
-fn index_of<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn index_of<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     if args[0].is_nullish() {
         return Ok(Val::null());
     }
@@ -119,7 +118,7 @@ fn index_of<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
     let end = bound(3, "ending", usize::MAX)?;
     let wanted = args[1].value();
     let mut candidates = items.values().enumerate().take(end).skip(start);
-    let found = candidates.find(|(_, item)| equal(*item, wanted));
+    let found = candidates.find(|(_, item)| context.compare(*item, wanted).is_eq());
     Ok(Val::from(found.map_or(-1, |(index, _)| index as i32)))
 }
 
@@ -258,7 +257,11 @@ fn zip<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
     Ok(Val::Own(Owned::Array(zipped.finish())))
 }
 
-fn counted<'v>(args: Args<'v>, name: &str, choose: fn(&mut Vec<Value<'_>>, usize)) -> Result<Val<'v>> {
+fn counted<'v>(
+    args: Args<'v>,
+    name: &str,
+    choose: impl FnOnce(&mut Vec<Value<'_>>, usize),
+) -> Result<Val<'v>> {
     let items =
         array(&args[1], 5_788_200, |kind| format!("Input must be an array, but {name} found {kind}"))?;
     let count = count_of(args[0].value())?;
@@ -286,8 +289,13 @@ pub(crate) fn count_of(value: Value<'_>) -> Result<usize> {
 }
 
 /// The `count` smallest (in the directed order), sorted, nulls left out.
-fn extremes(values: &mut Vec<Value<'_>>, count: usize, direct: fn(Ordering) -> Ordering) {
+fn extremes(
+    values: &mut Vec<Value<'_>>,
+    count: usize,
+    context: &Context<'_>,
+    direct: fn(Ordering) -> Ordering,
+) {
     values.retain(|value| !matches!(value, Value::Null | Value::Undefined));
-    values.sort_by(|a, b| direct(compare(*a, *b)));
+    values.sort_by(|a, b| direct(context.compare(*a, *b)));
     values.truncate(count);
 }

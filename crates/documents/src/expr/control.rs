@@ -495,8 +495,8 @@ fn eval_sort<'v>(input: &'v Node, order: &'v ArrayOrder, context: &Context<'v>) 
     tick(SORT_FACTOR * steps_of(input.value()))?;
     let mut values: Vec<Value<'_>> = array.values().collect();
     match order {
-        ArrayOrder::Whole { descending: false } => values.sort_by(|a, b| crate::compare::compare(*a, *b)),
-        ArrayOrder::Whole { descending: true } => values.sort_by(|a, b| crate::compare::compare(*b, *a)),
+        ArrayOrder::Whole { descending: false } => values.sort_by(|a, b| context.compare(*a, *b)),
+        ArrayOrder::Whole { descending: true } => values.sort_by(|a, b| context.compare(*b, *a)),
         ArrayOrder::Fields(sort) => {
             // What is no document has none of its fields.
             let fields = |value: Value<'_>| sort.key(value.as_document().unwrap_or(RawDoc::empty()));

@@ -3,7 +3,6 @@
 use super::args::{Args, array, array_of, check_size};
 use super::table::{Operator, between, fixed, variadic};
 use super::{Context, Val, is_true};
-use crate::compare::compare;
 use crate::{Error, Result, Value};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -17,26 +16,31 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 /// The elements, sorted, each once.
-fn set<'a>(arg: &'a Val<'_>, number: i32, message: impl FnOnce(&str) -> String) -> Result<Vec<Value<'a>>> {
+fn set<'a>(
+    arg: &'a Val<'_>,
+    context: &Context<'_>,
+    number: i32,
+    message: impl FnOnce(&str) -> String,
+) -> Result<Vec<Value<'a>>> {
     let mut values: Vec<Value<'a>> = array(arg, number, message)?.values().collect();
-    normalize(&mut values);
+    normalize(&mut values, context);
     Ok(values)
 }
 
-fn normalize(values: &mut Vec<Value<'_>>) {
-    values.sort_by(|a, b| compare(*a, *b));
-    values.dedup_by(|a, b| compare(*a, *b).is_eq());
+fn normalize(values: &mut Vec<Value<'_>>, context: &Context<'_>) {
+    values.sort_by(|a, b| context.compare(*a, *b));
+    values.dedup_by(|a, b| context.compare(*a, *b).is_eq());
 }
 
-fn has(set: &[Value<'_>], value: Value<'_>) -> bool {
-    set.binary_search_by(|member| compare(*member, value)).is_ok()
+fn has(set: &[Value<'_>], value: Value<'_>, context: &Context<'_>) -> bool {
+    set.binary_search_by(|member| context.compare(*member, value)).is_ok()
 }
 
 fn all_arrays<'a>(name: &'a str) -> impl Fn(&str) -> String + 'a {
     move |kind| format!("All operands of {name} must be arrays. One argument is of type: {kind}")
 }
 
-fn union<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn union<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     let mut all = Vec::new();
     let mut size = 0;
     for arg in &args {
@@ -48,26 +52,26 @@ fn union<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
         check_size(size)?;
         all.extend(items.values());
     }
-    normalize(&mut all);
+    normalize(&mut all, context);
     Ok(Val::Own(array_of(all)))
 }
 
-fn intersection<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn intersection<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     let mut common: Option<Vec<Value<'_>>> = None;
     for arg in &args {
         if arg.is_nullish() {
             return Ok(Val::null());
         }
-        let other = set(arg, 17047, all_arrays("$setIntersection"))?;
+        let other = set(arg, context, 17047, all_arrays("$setIntersection"))?;
         common = Some(match common {
             None => other,
-            Some(common) => common.into_iter().filter(|value| has(&other, *value)).collect(),
+            Some(common) => common.into_iter().filter(|value| has(&other, *value, context)).collect(),
         });
     }
     Ok(Val::Own(array_of(common.unwrap_or_default())))
 }
 
-fn difference<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn difference<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     if args.iter().any(Val::is_nullish) {
         return Ok(Val::null());
     }
@@ -77,12 +81,12 @@ fn difference<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
         }
     };
     let left = array(&args[0], 17048, both("First"))?;
-    let right = set(&args[1], 17049, both("Second"))?;
+    let right = set(&args[1], context, 17049, both("Second"))?;
     // What stays keeps the order of the first array.
     let mut seen: Vec<Value<'_>> = Vec::new();
     let mut kept = Vec::new();
-    for value in left.values().filter(|value| !has(&right, *value)) {
-        if let Err(at) = seen.binary_search_by(|member| compare(*member, value)) {
+    for value in left.values().filter(|value| !has(&right, *value, context)) {
+        if let Err(at) = seen.binary_search_by(|member| context.compare(*member, value)) {
             seen.insert(at, value);
             kept.push(value);
         }
@@ -90,26 +94,27 @@ fn difference<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
     Ok(Val::Own(array_of(kept)))
 }
 
-fn equals<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn equals<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     let mut sets = Vec::new();
     for arg in &args {
-        sets.push(set(arg, 17044, all_arrays("$setEquals"))?);
+        sets.push(set(arg, context, 17044, all_arrays("$setEquals"))?);
     }
     let same = sets.windows(2).all(|pair| {
-        pair[0].len() == pair[1].len() && pair[0].iter().zip(&pair[1]).all(|(a, b)| compare(*a, *b).is_eq())
+        pair[0].len() == pair[1].len()
+            && pair[0].iter().zip(&pair[1]).all(|(a, b)| context.compare(*a, *b).is_eq())
     });
     Ok(Val::from(same))
 }
 
-fn is_subset<'v>(args: Args<'v>, _: &Context<'v>) -> Result<Val<'v>> {
+fn is_subset<'v>(args: Args<'v>, context: &Context<'v>) -> Result<Val<'v>> {
     let both = |which: &'static str| {
         move |kind: &str| {
             format!("both operands of $setIsSubset must be arrays. {which} argument is of type: {kind}")
         }
     };
     let left = array(&args[0], 17046, both("First"))?;
-    let right = set(&args[1], 17042, both("Second"))?;
-    Ok(Val::from(left.values().all(|value| has(&right, value))))
+    let right = set(&args[1], context, 17042, both("Second"))?;
+    Ok(Val::from(left.values().all(|value| has(&right, value, context))))
 }
 
 fn elements_true<'v>(args: Args<'v>, name: &str, number: i32, wanted: bool) -> Result<Val<'v>> {

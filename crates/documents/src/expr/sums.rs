@@ -5,7 +5,6 @@ use super::args::Args;
 use super::table::{Operator, variadic};
 use super::{Context, Val};
 use crate::arith::Number;
-use crate::compare::compare;
 use crate::decimal::Decimal;
 use crate::{Owned, Result, Value};
 use std::cmp::Ordering;
@@ -42,11 +41,11 @@ fn deviation(args: &[Val<'_>]) -> Deviation {
     deviation
 }
 
-fn extreme<'v>(args: Args<'v>, _: &Context<'v>, wanted: Ordering) -> Result<Val<'v>> {
+fn extreme<'v>(args: Args<'v>, context: &Context<'v>, wanted: Ordering) -> Result<Val<'v>> {
     let mut best: Option<Value<'_>> = None;
     let values = operands(&args);
     for value in values.into_iter().filter(|value| !matches!(value, Value::Null | Value::Undefined)) {
-        if best.is_none_or(|best| compare(value, best) == wanted) {
+        if best.is_none_or(|best| context.compare(value, best) == wanted) {
             best = Some(value);
         }
     }

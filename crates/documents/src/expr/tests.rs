@@ -542,3 +542,40 @@ proptest::proptest! {
         }
     }
 }
+
+#[cfg(feature = "collation")]
+#[test]
+fn strings_compare_as_the_collation_says() {
+    let collation = crate::collation::Collation::parse(doc! { "locale": "en", "strength": 2 }.raw()).unwrap();
+    let variables = Variables::default();
+    let root = doc! { "a": "x", "l": ["b", "A", "a"] };
+    let eval = |spec: Doc, collation| {
+        let expr = Expr::parse(crate::Value::Document(spec.raw()), &variables).unwrap();
+        let context = Context::new(root.raw(), NOW, Timestamp::default(), &[]).with_collation(collation);
+        expr.eval(&context).unwrap().into_owned()
+    };
+    for (spec, with, without) in [
+        (doc! { "$eq": ["$a", "X"] }, Owned::Bool(true), Owned::Bool(false)),
+        (doc! { "$cmp": ["$a", "X"] }, Owned::Int32(0), Owned::Int32(1)),
+        (doc! { "$lt": ["B", "$a"] }, Owned::Bool(true), Owned::Bool(true)),
+        (doc! { "$lt": ["Y", "$a"] }, Owned::Bool(false), Owned::Bool(true)),
+        (doc! { "$in": ["B", "$l"] }, Owned::Bool(true), Owned::Bool(false)),
+        (doc! { "$indexOfArray": ["$l", "B"] }, Owned::Int32(0), Owned::Int32(-1)),
+        (doc! { "$setIsSubset": [["B"], "$l"] }, Owned::Bool(true), Owned::Bool(false)),
+        (doc! { "$setEquals": [["A", "B"], "$l"] }, Owned::Bool(true), Owned::Bool(false)),
+        (doc! { "$size": { "$setUnion": ["$l", ["B"]] } }, Owned::Int32(2), Owned::Int32(4)),
+        (doc! { "$size": { "$setIntersection": ["$l", ["B"]] } }, Owned::Int32(1), Owned::Int32(0)),
+        (doc! { "$size": { "$setDifference": ["$l", ["B"]] } }, Owned::Int32(1), Owned::Int32(3)),
+        (doc! { "$max": ["b", "Y", "X"] }, Owned::String("Y".into()), Owned::String("b".into())),
+        (doc! { "$minN": { "n": 1, "input": ["b", "Y"] } }, array!["b"], array!["Y"]),
+        (
+            doc! { "$sortArray": { "input": ["b", "Y", "a"], "sortBy": 1 } },
+            array!["a", "b", "Y"],
+            array!["Y", "a", "b"],
+        ),
+        (doc! { "$filter": { "input": "$l", "cond": { "$eq": ["$$this", "B"] } } }, array!["b"], array![]),
+    ] {
+        assert_eq!(eval(spec.clone(), collation.as_deref()), with, "{spec:?} with the collation");
+        assert_eq!(eval(spec.clone(), None), without, "{spec:?} without");
+    }
+}

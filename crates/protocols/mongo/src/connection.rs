@@ -7,6 +7,7 @@
 //! * Received bytes that wait are bounded by one message; replies that wait are bounded by one reply and
 //!   [`OUT_BYTES`]. A client that does not read blocks only itself, and is closed after [`WRITE_STALL`].
 
+use crate::busy_poll::Pace;
 use crate::client::Client;
 use crate::codec::{self, Decoder, Flags, FrameError, MESSAGE_BYTES_MAX, Request};
 use crate::commands;
@@ -18,7 +19,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -79,6 +80,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, peer: SocketAdd
         shared: &shared,
         topology,
         client: &connected.client,
+        pace: Pace::default(),
     };
     match connection.run().await {
         Ok(()) => tracing::debug!(id, "disconnected"),
@@ -98,6 +100,7 @@ struct Connection<'s, S> {
     /// Tells when the server stops.
     topology: watch::Receiver<State>,
     client: &'s Client,
+    pace: Pace,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
@@ -127,6 +130,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
 
     /// Reads what comes, as long as the server runs.
     async fn receive(&mut self) -> Result<(), Ended> {
+        let busy_poll = &self.shared.busy_poll;
+        if let Some(received) = self.pace.look(busy_poll, &mut self.stream, self.decoder.room()).await {
+            self.note_received(received?);
+            return Ok(());
+        }
+        let asleep_since = Instant::now();
         let stopping = async {
             let _ = self.topology.wait_for(|state| state.role == Role::Stopping).await; // the sender lives in `shared`
             tokio::time::sleep(STOPPING_GRACE).await;
@@ -136,6 +145,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             received = timeout(IDLE, self.stream.read_buf(self.decoder.room())) => received,
             () = stopping => return Err(Ended::Closed),
         };
+        self.pace.woke(busy_poll, asleep_since.elapsed());
         self.note_received(received.map_err(|_| Ended::Idle)??);
         Ok(())
     }

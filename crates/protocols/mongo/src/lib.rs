@@ -17,6 +17,7 @@
 //! This crate never stores a document and never decides about durability: that is the engine's part.
 #![forbid(unsafe_code)]
 
+pub mod busy_poll;
 pub mod client;
 pub mod codec;
 pub mod commands;

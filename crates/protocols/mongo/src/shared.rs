@@ -1,5 +1,6 @@
 //! What all connections share.
 
+use crate::busy_poll::BusyPoll;
 use crate::client::Clients;
 use crate::commands::cursor::Source;
 use crate::cursors::Cursors;
@@ -50,6 +51,8 @@ pub struct Shared {
     pub registrations: crate::commands::messaging::Registrations,
     /// How many long reads may run beside the connections at one time.
     pub heavy_reads: Arc<Semaphore>,
+    /// Which connections may wait without sleeping.
+    pub busy_poll: BusyPoll,
     reply_ids: AtomicI32,
 }
 
@@ -83,7 +86,12 @@ impl Counters {
 
 impl Shared {
     /// The state over an engine that was opened.
-    pub fn new(identity: Identity, engine: Engine, arguments: Vec<String>) -> Arc<Shared> {
+    pub fn new(
+        identity: Identity,
+        engine: Engine,
+        busy_poll: BusyPoll,
+        arguments: Vec<String>,
+    ) -> Arc<Shared> {
         Arc::new(Shared {
             topology: Topology::new(engine.first_term()),
             identity,
@@ -99,6 +107,7 @@ impl Shared {
             started: Instant::now(),
             registrations: Default::default(),
             heavy_reads: Arc::new(Semaphore::new(HEAVY_READS_MAX)),
+            busy_poll,
             reply_ids: AtomicI32::new(1000),
         })
     }

@@ -60,6 +60,13 @@ async fn a_misspelt_field_is_refused_and_nothing_is_done() {
     let shared = server();
     let mut peer = Peer::connect(&shared);
     fill(&mut peer, 3).await;
+    let bulk = |op: Doc, more: Doc| {
+        let mut command = rockdove_documents::DocBuilder::new();
+        command.append("bulkWrite", 1).start_array("ops").push(&op).end();
+        command.start_array("nsInfo").push(doc! { "ns": "db.c" }).end();
+        command.append_all(more.raw()).append("$db", "admin");
+        command.finish()
+    };
     for command in [
         doc! { "find": "c", "sot": { "n": 1 } },
         doc! { "insert": "c", "documents": [{}], "orderd": false },
@@ -70,9 +77,28 @@ async fn a_misspelt_field_is_refused_and_nothing_is_done() {
         doc! { "findAndModify": "c", "query": {}, "remove": true, "filter": { "n": 1 } },
         doc! { "aggregate": "c", "pipeline": [], "cursor": {}, "sort": { "n": 1 } },
         doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n" }], "unique": true },
+        doc! { "count": "c", "filter": { "n": 1 } },
+        doc! { "distinct": "c", "key": "n", "limit": 1 },
+        doc! { "create": "d", "cappd": true },
+        doc! { "collMod": "c", "validater": {} },
+        doc! { "drop": "c", "dropTarget": true },
+        doc! { "dropIndexes": "c", "index": "*", "name": "n" },
+        doc! { "listIndexes": "c", "filter": {} },
+        doc! { "listCollections": 1, "names": true },
+        doc! { "listDatabases": 1, "names": true, "$db": "admin" },
+        doc! { "renameCollection": "db.c", "to": "db.d", "droptarget": true, "$db": "admin" },
+        doc! { "getMore": 1i64, "collection": "c", "limit": 1 },
+        doc! { "killCursors": "c", "cursors": [], "all": true },
+        bulk(doc! { "delete": 0, "filter": {} }, doc! { "order": false }),
+        bulk(doc! { "delete": 0, "filter": {}, "limit": 1 }, doc! {}),
+        bulk(doc! { "update": 0, "filter": {}, "u": {} }, doc! {}),
+        bulk(doc! { "insert": 0, "document": {}, "upsert": true }, doc! {}),
     ] {
         let mut sent = rockdove_documents::DocBuilder::new();
-        sent.append_all(command.raw()).append("$db", "db");
+        sent.append_all(command.raw());
+        if command.get("$db").is_none() {
+            sent.append("$db", "db");
+        }
         assert_eq!(peer.code(&sent.finish()).await, 40415, "{command:?}");
     }
     let index = |ignores: bool| {
@@ -93,6 +119,39 @@ async fn a_misspelt_field_is_refused_and_nothing_is_done() {
 }
 
 #[tokio::test]
+async fn a_collection_that_only_has_the_name_of_another_is_left_alone() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    fill(&mut peer, 3).await;
+    let listed = peer.good(&doc! { "listCollections": 1, "$db": "db" }).await;
+    let uuid = field(&cursor(&listed).1[0], "info.uuid").expect("a UUID").to_owned();
+    for (uuid, code) in [
+        (uuid, None),
+        (Owned::Binary { subtype: 4, bytes: vec![7; 16].into() }, Some(361)),
+        (Owned::Int32(1), Some(14)),
+    ] {
+        for command in [
+            doc! { "find": "c", "collectionUUID": (uuid.clone()), "$db": "db" },
+            doc! { "count": "c", "collectionUUID": (uuid.clone()), "$db": "db" },
+            doc! { "insert": "c", "documents": [{}], "collectionUUID": (uuid.clone()), "$db": "db" },
+            doc! { "delete": "c", "deletes": [{ "q": { "_id": 0 }, "limit": 0 }], "collectionUUID": (uuid.clone()), "$db": "db" },
+            doc! { "bulkWrite": 1, "ops": [{ "insert": 0, "document": {} }],
+            "nsInfo": [{ "ns": "db.c", "collectionUUID": (uuid.clone()) }], "$db": "admin" },
+        ] {
+            match code {
+                None => drop(peer.good(&command).await),
+                Some(code) => assert_eq!(peer.code(&command).await, code, "{command:?}"),
+            }
+        }
+    }
+    assert_eq!(
+        number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"),
+        4,
+        "what was refused was not done"
+    );
+}
+
+#[tokio::test]
 async fn a_collections_collation_counts_wherever_none_is_named() {
     let shared = server();
     let mut peer = Peer::connect(&shared);
@@ -108,6 +167,13 @@ async fn a_collections_collation_counts_wherever_none_is_named() {
     };
     let reply = peer.good(&update(doc! { "a": "X" }, doc! { "$set": { "b": 1 } })).await;
     assert_eq!(number(&reply, "nModified"), 2);
+    let expression = doc! { "$expr": { "$eq": ["$a", "X"] } };
+    let count = doc! { "count": "c", "query": (expression.clone()), "$db": "db" };
+    assert_eq!(number(&peer.good(&count).await, "n"), 2);
+    let pipeline = doc! { "p": [{ "$match": (expression) }, { "$set": { "same": { "$eq": ["$a", "X"] } } },
+    { "$match": { "same": true } }, { "$group": { "_id": "$a" } }] };
+    let aggregate = doc! { "aggregate": "c", "pipeline": pipeline.get("p"), "cursor": {}, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&aggregate).await).1.len(), 1);
     let reply = peer.good(&update(doc! { "_id": "K" }, doc! { "$addToSet": { "l": "P" } })).await;
     assert_eq!((number(&reply, "n"), number(&reply, "nModified")), (1, 0), "P is there");
     let group =

@@ -21,7 +21,7 @@ pub const COMMANDS: &[Spec] =
     })];
 
 /// What the command knows (MongoDB manual: aggregate).
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 10] = [
     "pipeline",
     "cursor",
     "explain",
@@ -31,10 +31,7 @@ const FIELDS: [&str; 13] = [
     "let",
     "bypassDocumentValidation",
     "collectionUUID",
-    "encryptionInformation",
     "runtimeConstants",
-    "fromRouter",
-    "needsMerge",
 ];
 
 /// Deepest nesting of views (MongoDB manual: views).

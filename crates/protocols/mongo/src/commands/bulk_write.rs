@@ -1,7 +1,7 @@
 //! `bulkWrite`: inserts, updates and deletes of several collections in one command (MongoDB 8.0).
 
 use super::cursor::{self, Opening, Source};
-use super::query::Parsing;
+use super::query::{Parsing, refuse_other_collection};
 use super::write::{self, Done, UpdateNames, documents, parse_each, perform};
 use super::{Flow, Spec};
 use crate::dispatch::Call;
@@ -19,8 +19,22 @@ pub const COMMANDS: &[Spec] =
 const UPDATE_NAMES: UpdateNames =
     UpdateNames { filter: "filter", update: "updateMods", constants: "constants" };
 
+const UPDATE_FIELDS: [&str; 10] = [
+    "update",
+    "filter",
+    "updateMods",
+    "constants",
+    "multi",
+    "upsert",
+    "collation",
+    "arrayFilters",
+    "hint",
+    "sort",
+];
+
 async fn bulk_write(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("bulkWrite", call.command())?;
+    fields.only(&["ops", "nsInfo", "ordered", "bypassDocumentValidation", "errorsOnly", "let", "cursor"])?;
     let namespaces = namespaces(call, &fields)?;
     let parsing = Parsing::new(call, &fields)?;
     let statements = parse_each(call, &fields, "ops", |op| parse(call, &parsing, &namespaces, op))?;
@@ -44,7 +58,10 @@ fn namespaces(call: &Call<'_>, fields: &Fields<'_>) -> Result<Vec<Namespace>> {
     let named = documents(call, fields, "nsInfo")?;
     let parse = |info: &Doc| {
         let fields = Fields::new("bulkWrite.nsInfo", info.raw())?;
-        Ok(Namespace::parse(fields.required_string("ns")?)?)
+        fields.only_these(&["ns", "collectionUUID"])?;
+        let ns = Namespace::parse(fields.required_string("ns")?)?;
+        refuse_other_collection(call, &fields, &ns)?;
+        Ok(ns)
     };
     named.iter().map(parse).collect()
 }
@@ -57,11 +74,16 @@ fn parse(call: &Call<'_>, parsing: &Parsing, namespaces: &[Namespace], op: &Doc)
         Failure::new(code::BAD_VALUE, format!("BulkWrite ops entry {name} has an invalid nsInfo index."))
     })?;
     match name {
-        "insert" => Ok(Statement::Insert { ns, doc: op.slice_of(fields.required_document("document")?) }),
+        "insert" => {
+            fields.only_these(&["insert", "document"])?;
+            Ok(Statement::Insert { ns, doc: op.slice_of(fields.required_document("document")?) })
+        }
         "update" => {
+            fields.only_these(&UPDATE_FIELDS)?;
             Ok(Statement::Update(Box::new(write::parse_update(call, parsing, ns, &fields, &UPDATE_NAMES)?)))
         }
         "delete" => {
+            fields.only_these(&["delete", "filter", "multi", "collation", "hint", "sampleId"])?;
             let multi = fields.flag("multi")?;
             let delete = write::parse_delete(call, parsing, ns, &fields, "filter", multi)?;
             Ok(Statement::Delete(Box::new(delete)))

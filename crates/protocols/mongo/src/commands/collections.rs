@@ -48,6 +48,9 @@ pub async fn define(call: &Call<'_>, definition: Definition) -> Result<Definitio
 
 async fn create(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("create", call.command())?;
+    let others =
+        ["autoIndexId", "indexOptionDefaults", "storageEngine", "temp", "collation", "clusteredIndex"];
+    fields.only(&[&KEPT[..], &UNSUPPORTED[..], &others[..]].concat())?;
     let ns = query::namespace(call, &fields, "create")?;
     if let Some(option) = UNSUPPORTED.iter().find(|option| fields.get(option).is_some()) {
         let message = format!("create: the option '{option}' is not supported");
@@ -96,8 +99,12 @@ fn clustered_index(spec: RawDoc<'_>) -> Result<Doc> {
 
 async fn modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("collMod", call.command())?;
+    const UNSUPPORTED: [&str; 4] = ["cappedSize", "cappedMax", "timeseries", "expireAfterSeconds"];
+    let known = ["validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages"];
+    let others = ["index", "viewOn", "pipeline", "dryRun"];
+    fields.only(&[&UNSUPPORTED[..], &known[..], &others[..]].concat())?;
     let ns = query::namespace(call, &fields, "collMod")?;
-    for option in ["cappedSize", "cappedMax", "timeseries", "expireAfterSeconds"] {
+    for option in UNSUPPORTED {
         if fields.get(option).is_some() {
             let message = format!("collMod: the option '{option}' is not supported");
             return Err(Failure::new(code::COMMAND_NOT_SUPPORTED, message));
@@ -110,6 +117,7 @@ async fn modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
 
 async fn drop_collection(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("drop", call.command())?;
+    fields.only(&["collectionUUID"])?;
     let ns = query::namespace(call, &fields, "drop")?;
     let done = define(call, Definition::Drop { ns: ns.clone() }).await?;
     if done.changed {
@@ -132,6 +140,7 @@ async fn drop_database(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> 
 
 async fn rename(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("renameCollection", call.command())?;
+    fields.only(&["to", "dropTarget"])?;
     let from = Namespace::parse(fields.required_string("renameCollection")?)?;
     let to = Namespace::parse(fields.required_string("to")?)?;
     let drop_target = fields.flag("dropTarget")?;
@@ -141,6 +150,7 @@ async fn rename(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
 
 fn list_collections(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     let fields = Fields::new("listCollections", call.command())?;
+    fields.only(&["filter", "nameOnly", "cursor", "authorizedCollections", "includePendingDrops"])?;
     let filter =
         Parsing::new(call, &fields)?.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?;
     let names_only = fields.flag("nameOnly")?;
@@ -180,6 +190,7 @@ fn describe(collection: &Arc<Collection>, name_only: bool) -> Doc {
 
 fn list_databases(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     let fields = Fields::new("listDatabases", call.command())?;
+    fields.only(&["filter", "nameOnly", "authorizedDatabases"])?;
     let filter =
         Parsing::new(call, &fields)?.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?;
     let names_only = fields.flag("nameOnly")?;

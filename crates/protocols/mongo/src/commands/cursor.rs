@@ -304,6 +304,7 @@ struct Next {
 
 async fn get_more(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("getMore", call.command())?;
+    fields.only(&["collection", "batchSize", "term", "lastKnownCommittedOpTime"])?;
     let id = match fields.required("getMore")? {
         Value::Int64(id) => id,
         other => {
@@ -407,6 +408,7 @@ async fn read_heavy(call: &Call<'_>, content: &mut Source, limit: BatchLimit) ->
 
 fn kill(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     let fields = Fields::new("killCursors", call.command())?;
+    fields.only(&["cursors"])?;
     let namespace = format!("{}.{}", call.database, fields.required_string("killCursors")?);
     let ids: Option<Vec<i64>> =
         fields.required_array("cursors")?.values().map(|id| id.as_integer()).collect();

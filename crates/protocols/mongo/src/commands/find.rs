@@ -18,7 +18,7 @@ pub const COMMANDS: &[Spec] = &[
 ];
 
 /// What `find` knows (MongoDB manual: find), those it refuses by name included.
-const FIELDS: [&str; 27] = [
+const FIELDS: [&str; 26] = [
     "filter",
     "sort",
     "projection",
@@ -44,7 +44,6 @@ const FIELDS: [&str; 27] = [
     "term",
     "collectionUUID",
     "runtimeConstants",
-    "encryptionInformation",
     "includeQueryStatsMetrics",
 ];
 
@@ -143,6 +142,7 @@ fn tail(
 
 async fn count(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("count", call.command())?;
+    fields.only(&["query", "limit", "skip", "hint", "collation", "fields", "collectionUUID"])?;
     let ns = query::namespace(call, &fields, "count")?;
     let state = query::snapshot(call)?;
     let find = parse_count(call, &fields, ns)?;
@@ -176,6 +176,7 @@ fn parse_count(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace) -> Result<Fi
 
 async fn distinct(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("distinct", call.command())?;
+    fields.only(&["key", "query", "hint", "collation", "collectionUUID"])?;
     let ns = query::namespace(call, &fields, "distinct")?;
     let key = fields.required_string("key")?.to_string();
     let parsing = Parsing::new(call, &fields)?.with_collation(&fields)?.or_default_of(call, &ns)?;

@@ -17,7 +17,7 @@ pub const COMMANDS: &[Spec] =
     .also(&["findandmodify"])];
 
 /// What the command knows (MongoDB manual: findAndModify).
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 15] = [
     "query",
     "sort",
     "remove",
@@ -31,7 +31,6 @@ const FIELDS: [&str; 16] = [
     "let",
     "bypassDocumentValidation",
     "collectionUUID",
-    "encryptionInformation",
     "runtimeConstants",
     "sampleId",
 ];

@@ -97,6 +97,7 @@ fn known_options(spec: Doc, ignores: bool) -> Result<Doc> {
 
 async fn drop_indexes(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("dropIndexes", call.command())?;
+    fields.only(&["index", "collectionUUID"])?;
     let ns = query::namespace(call, &fields, call.name)?;
     let which = match fields.required("index")? {
         Value::String("*") => IndexChoice::All,
@@ -121,6 +122,7 @@ async fn drop_indexes(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
 
 fn list(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     let fields = Fields::new("listIndexes", call.command())?;
+    fields.only(&["cursor", "includeBuildUUIDs", "includeIndexBuildInfo", "collectionUUID"])?;
     let ns = query::namespace(call, &fields, "listIndexes")?;
     let collection = existing(call, &ns)?;
     collection.info.refuse_view()?;

@@ -25,12 +25,31 @@ use std::time::Instant;
 /// The namespace whose collection is the value of the field `name`.
 pub fn namespace(call: &Call<'_>, fields: &Fields<'_>, name: &str) -> Result<Namespace> {
     match fields.get(name) {
-        Some(Value::String(collection)) => Ok(Namespace::new(call.database, collection)?),
+        Some(Value::String(collection)) => {
+            let ns = Namespace::new(call.database, collection)?;
+            refuse_other_collection(call, fields, &ns)?;
+            Ok(ns)
+        }
         Some(other) => Err(Failure::new(
             code::INVALID_NAMESPACE,
             format!("collection name has invalid type {}", other.kind().alias()),
         )),
         None => Err(Failure::new(code::INVALID_NAMESPACE, "collection name has invalid type null")),
+    }
+}
+
+/// Refuses a command for a collection that had this name once, and is another one now (`collectionUUID`).
+pub fn refuse_other_collection(call: &Call<'_>, fields: &Fields<'_>, ns: &Namespace) -> Result<()> {
+    let Some(uuid) = fields.get("collectionUUID") else { return Ok(()) };
+    let state = call.shared.engine.snapshot();
+    let is = state.collection(ns).map(|collection| collection.info.uuid);
+    match uuid {
+        Value::Binary { subtype: 4, bytes } if is.is_some_and(|is| is[..] == *bytes) => Ok(()),
+        Value::Binary { subtype: 4, .. } => Err(Failure::new(
+            code::COLLECTION_UUID_MISMATCH,
+            format!("Collection UUID does not match that specified for {ns}"),
+        )),
+        _ => Err(Error::type_mismatch("BSON field 'collectionUUID' must be a UUID").into()),
     }
 }
 
@@ -212,7 +231,8 @@ struct Computed {
 impl Compute for Computed {
     fn compute(&self, doc: RawDoc<'_>) -> rockdove_documents::Result<Option<Owned>> {
         let around = &self.around;
-        let context = Context::new(doc, around.now_ms, around.cluster_time, around.variables.values());
+        let context = Context::new(doc, around.now_ms, around.cluster_time, around.variables.values())
+            .with_collation(around.collation.as_deref());
         let value = self.expr.eval(&context)?;
         Ok(value.get().is_some().then(|| value.into_owned()))
     }

@@ -41,13 +41,7 @@ const FLAGS: u32 = Spec::WRITE | Spec::RETRYABLE | Spec::API_V1;
 
 async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("insert", call.command())?;
-    fields.only(&[
-        "documents",
-        "ordered",
-        "bypassDocumentValidation",
-        "collectionUUID",
-        "encryptionInformation",
-    ])?;
+    fields.only(&["documents", "ordered", "bypassDocumentValidation", "collectionUUID"])?;
     let ns = query::namespace(call, &fields, "insert")?;
     let documents = documents(call, &fields, "documents")?.into_iter();
     let statements = documents.map(|doc| Statement::Insert { ns: ns.clone(), doc }).collect();
@@ -59,7 +53,7 @@ async fn insert(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
 
 /// Refuses what `update` and `delete` do not know; `statements` is where theirs are.
 fn only(fields: &Fields<'_>, statements: &str) -> Result<()> {
-    let known = ["ordered", "let", "bypassDocumentValidation", "collectionUUID", "encryptionInformation"];
+    let known = ["ordered", "let", "bypassDocumentValidation", "collectionUUID"];
     Ok(fields.only(&[&known[..], &["runtimeConstants", statements]].concat())?)
 }
 

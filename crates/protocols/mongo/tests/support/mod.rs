@@ -3,6 +3,7 @@
 
 use rockdove_documents::{Doc, Value};
 use rockdove_engine::{Engine, Options};
+use rockdove_mongo::busy_poll::{self, BusyPoll};
 use rockdove_mongo::client::Client;
 use rockdove_mongo::codec::{self, Flags, Header};
 use rockdove_mongo::connection::serve;
@@ -21,7 +22,7 @@ pub fn server() -> Arc<Shared> {
 
 pub fn server_as(identity: Identity) -> Arc<Shared> {
     let engine = Engine::open(Options::memory()).expect("memory opens");
-    Shared::new(identity, engine, vec!["test".into()])
+    Shared::new(identity, engine, BusyPoll::new(busy_poll::WINDOW), vec!["test".into()])
 }
 
 /// Comes back once a client's command waits. The tests' runtime has one thread: who is seen running has let go of it.

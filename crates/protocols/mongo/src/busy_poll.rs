@@ -1,0 +1,166 @@
+//! Waiting for the next request without sleeping, where that has just paid.
+//!
+//! A client that sends its next request as soon as it has read a reply finds the server asleep, and waking a
+//! processor takes longer than most requests do. So a connection whose last request came within the window looks for the
+//! next one that long before it sleeps.
+//!
+//! Invariants
+//! * A look that was in vain costs at most one window of one processor; the connection sleeps from then on until a
+//!   request comes within the window again.
+//! * Whoever else has work goes first: other tasks between two looks; other programs by [`PAUSE`], in which nobody looks.
+//! * Only a runtime with one worker looks. Of several, one that sleeps is told by the system what has come, and a look
+//!   would only be in its way.
+
+use bytes::BufMut;
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// The window if nothing is configured: about twice what waking two virtual processors takes.
+pub const WINDOW: Duration = Duration::from_micros(100);
+/// One look takes a microsecond. If it took this long, the processor was given to somebody else, or has other work.
+const TAKEN_AWAY: Duration = Duration::from_micros(50);
+/// For how long nobody looks then.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Whether connections may look, and for how long.
+#[derive(Debug)]
+pub struct BusyPoll {
+    window: Duration,
+    started: Instant,
+    /// Microseconds after `started`.
+    paused_until: AtomicU64,
+}
+
+impl BusyPoll {
+    /// Looks for at most `window`; zero is never.
+    pub fn new(window: Duration) -> BusyPoll {
+        BusyPoll { window, started: Instant::now(), paused_until: AtomicU64::new(0) }
+    }
+
+    /// As [`new`](Self::new), where it helps: in the present runtime, on this machine.
+    pub fn where_it_helps(window: Duration) -> BusyPoll {
+        let one_worker = tokio::runtime::Handle::current().metrics().num_workers() == 1;
+        let alone = std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
+        BusyPoll::new(if one_worker && !alone { window } else { Duration::ZERO })
+    }
+
+    fn is_paused(&self, now: Instant) -> bool {
+        micros(now - self.started) < self.paused_until.load(Ordering::Relaxed)
+    }
+
+    fn pause(&self, now: Instant) {
+        self.paused_until.store(micros(now - self.started + PAUSE), Ordering::Relaxed);
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_micros().try_into().unwrap_or(u64::MAX)
+}
+
+/// What a connection knows of its client's pace.
+#[derive(Debug, Default)]
+pub struct Pace {
+    quick: bool,
+}
+
+impl Pace {
+    /// Looks for bytes from `stream`, if that promises something; `None` if none came, and the caller should sleep.
+    pub async fn look<S: AsyncRead + Unpin, B: BufMut>(
+        &mut self,
+        poll: &BusyPoll,
+        stream: &mut S,
+        room: &mut B,
+    ) -> Option<io::Result<usize>> {
+        if !self.quick {
+            return None;
+        }
+        let begun = Instant::now();
+        let (mut last, end) = (begun, begun + poll.window);
+        while !poll.is_paused(last) {
+            let mut read = pin!(stream.read_buf(room));
+            if let Poll::Ready(read) = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await {
+                return Some(read);
+            }
+            tokio::task::yield_now().await; // the runtime does other work, and asks the system what has come
+            let now = Instant::now();
+            if now - last > TAKEN_AWAY {
+                poll.pause(now);
+            }
+            if now > end {
+                break;
+            }
+            last = now;
+        }
+        self.quick = false;
+        None
+    }
+
+    /// Notes that a request came after a sleep of `slept`.
+    pub fn woke(&mut self, poll: &BusyPoll, slept: Duration) {
+        self.quick = slept < poll.window;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncWriteExt, duplex};
+
+    /// Long enough for any machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn finds_what_comes_while_it_looks() {
+        let (poll, mut pace, mut room) = (BusyPoll::new(LONG), Pace { quick: true }, Vec::new());
+        let (mut client, mut server) = duplex(64);
+        // Written before the second poll of the look, however long the machine takes for it.
+        let late = async { client.write_all(b"next").await.unwrap() };
+        let (found, ()) = tokio::join!(biased; pace.look(&poll, &mut server, &mut room), late);
+        match found {
+            Some(read) => assert_eq!((read.unwrap(), &room[..], pace.quick), (4, &b"next"[..], true)),
+            None => assert!(
+                poll.is_paused(Instant::now() - PAUSE),
+                "only a machine that was taken away stops the look"
+            ),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_in_vain_is_the_last_until_a_request_comes_quickly() {
+        let (poll, mut pace, mut room) =
+            (BusyPoll::new(Duration::from_micros(1)), Pace::default(), Vec::new());
+        let (mut client, mut server) = duplex(64);
+        client.write_all(b"here").await.unwrap();
+        assert!(
+            pace.look(&poll, &mut server, &mut room).await.is_none(),
+            "nothing is known of the client yet"
+        );
+        server.read_buf(&mut room).await.unwrap();
+        pace.woke(&poll, Duration::ZERO);
+        assert!(pace.look(&poll, &mut server, &mut room).await.is_none());
+        assert!(!pace.quick);
+        pace.woke(&poll, Duration::from_millis(1));
+        assert!(!pace.quick, "it came too late");
+    }
+
+    #[tokio::test]
+    async fn nobody_looks_while_the_processor_is_wanted_elsewhere() {
+        let (poll, mut room) = (BusyPoll::new(LONG), Vec::new());
+        let (_client, mut server) = duplex(64);
+        poll.pause(Instant::now() + LONG);
+        assert!(Pace { quick: true }.look(&poll, &mut server, &mut room).await.is_none());
+        assert!(!poll.is_paused(Instant::now() + 2 * LONG));
+    }
+
+    #[tokio::test]
+    async fn zero_is_never() {
+        let (poll, mut pace) = (BusyPoll::new(Duration::ZERO), Pace::default());
+        pace.woke(&poll, Duration::ZERO);
+        assert!(!pace.quick);
+    }
+}
