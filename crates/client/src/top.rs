@@ -2,7 +2,7 @@
 //! anything.
 //!
 //! What is stored is read with each [`sample`](Monitor::sample): of each collection at most [`Limits::documents`] that
-//! nobody marked, in the order of their delivery, and as many of the newest; of at most [`Limits::collections`]
+//! nobody marked, in the order of the index, and as many of the newest; of at most [`Limits::collections`]
 //! collections of a queue. Where there is more, a note says so. Rates come from a change stream over the collections, so
 //! they are exact, and are not there on a server without. Ages go by this machine's clock and the senders'.
 
@@ -241,7 +241,7 @@ fn announced(nodes: &[Node]) -> Vec<Layout> {
     layouts
 }
 
-/// What nobody marked, in the order of delivery, and the newest.
+/// What nobody marked, and the newest.
 async fn read(
     backend: &dyn Backend,
     collection: &str,
@@ -249,14 +249,14 @@ async fn read(
 ) -> BackendResult<(Vec<Message>, Vec<Message>)> {
     let find = |filter, sort| Find {
         filter,
-        sort: Some(sort),
+        sort,
         projection: Some(doc! { "msg": 0, "value": 0, "map_value": 0, "additional": 0 }),
         limit,
     };
-    // By equality, which an index serves, also where most of the messages are marked.
+    // By equality, which an index serves; its order is that of delivery, and asked for it would be read to its end.
     let unmarked = doc! { "processed_by": { "$in": [Bson::Array(vec![]), Bson::Null] } };
-    let waiting = backend.find(collection, find(unmarked, doc! { "priority": 1, "timestamp": 1 })).await?;
-    let newest = backend.find(collection, find(Document::new(), doc! { "timestamp": -1 })).await?;
+    let waiting = backend.find(collection, find(unmarked, None)).await?;
+    let newest = backend.find(collection, find(Document::new(), Some(doc! { "timestamp": -1 }))).await?;
     let decode =
         |all: Vec<Document>| all.into_iter().filter_map(|one| Message::from_document(one).ok()).collect();
     Ok((decode(waiting), decode(newest)))
