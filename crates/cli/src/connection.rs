@@ -15,15 +15,22 @@ const REACH_LIMIT: Duration = Duration::from_secs(30);
 /// How much longer than its time limit opening a bus may take.
 const LATE_GRACE: Duration = Duration::from_millis(200);
 
-/// Which queue, and where it is.
+/// Where the queues are.
 #[derive(Args, Clone, Debug)]
-pub struct Queue {
+pub struct Database {
     /// Address of the server; its path names the database
     #[arg(long, env = "ROCKDOVE_URI", default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
     uri: String,
     /// Database, instead of the one in the address [default there: rockdove]
     #[arg(long, value_name = "NAME")]
     db: Option<String>,
+}
+
+/// Which queue, and where it is.
+#[derive(Args, Clone, Debug)]
+pub struct Queue {
+    #[command(flatten)]
+    database: Database,
     /// Queue
     #[arg(long = "queue", default_value = "msg", value_name = "NAME")]
     pub name: String,
@@ -33,6 +40,13 @@ pub struct Queue {
 const HINT: &str = "; start one with `rockdove serve`, or name another with --uri";
 
 impl Queue {
+    /// The database itself, without a bus.
+    pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
+        self.database.backend().await
+    }
+}
+
+impl Database {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
         let backend = DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?;
@@ -59,8 +73,9 @@ pub struct Connection {
 
 impl Connection {
     fn bus(&self) -> BusBuilder {
-        let mut bus = Bus::builder(self.queue.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
-        if let Some(database) = &self.queue.db {
+        let mut bus =
+            Bus::builder(self.queue.database.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
+        if let Some(database) = &self.queue.database.db {
             bus = bus.database(database.clone());
         }
         if let Some(id) = &self.sender_id {

@@ -19,6 +19,7 @@ mod risk;
 mod serve;
 mod signals;
 mod sub;
+mod top;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -42,6 +43,7 @@ enum Command {
     Request(request::Args),
     Reply(reply::Args),
     Doctor(doctor::Args),
+    Top(top::Args),
     Migrate(migrate::Args),
     Log(log::Log),
     /// Measure what things cost, as ratios
@@ -86,6 +88,7 @@ fn run(command: Command) -> anyhow::Result<Exit> {
             Command::Request(args) => request::run(args).await,
             Command::Reply(args) => reply::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
+            Command::Top(args) => top::run(args).await,
             Command::Migrate(args) => migrate::run(args).await,
         }
     })

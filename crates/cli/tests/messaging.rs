@@ -148,19 +148,19 @@ async fn as_foreign(server: u16) -> u16 {
     port
 }
 
-/// Stands between a node and the server: passes bytes on, holds them back, or cuts every connection.
+/// Stands between a node and the server: passes bytes on, holds them back, or closes or resets every connection.
 struct Proxy {
     port: u16,
     frozen: watch::Sender<bool>,
-    /// Counts the cuts.
-    cuts: watch::Sender<u64>,
+    /// Counts the cuts; whether the last one was a reset.
+    cuts: watch::Sender<(u64, bool)>,
 }
 
 impl Proxy {
     async fn start(server: u16) -> Self {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new((0, false)));
         let (freezing, cutting) = (frozen.subscribe(), cuts.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -173,10 +173,16 @@ impl Proxy {
                     };
                     let ((from_client, to_client), (from_server, to_server)) =
                         (client.into_split(), server.into_split());
+                    let (mut to_client, mut to_server) = (to_client, to_server);
                     tokio::select! {
-                        () = pass_on(from_client, to_server, freezing.clone()) => {}
-                        () = pass_on(from_server, to_client, freezing) => {}
+                        () = pass_on(from_client, &mut to_server, freezing.clone()) => {}
+                        () = pass_on(from_server, &mut to_client, freezing) => {}
                         _ = cutting.changed() => {}
+                    }
+                    if cutting.borrow().1 {
+                        for end in [to_client, to_server] {
+                            end.as_ref().set_zero_linger().unwrap();
+                        }
                     }
                 });
             }
@@ -190,12 +196,12 @@ impl Proxy {
         self.frozen.send_replace(false);
     }
 
-    fn cut(&self) {
-        self.cuts.send_modify(|count| *count += 1);
+    fn cut(&self, reset: bool) {
+        self.cuts.send_modify(|cuts| *cuts = (cuts.0 + 1, reset));
     }
 }
 
-async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
+async fn pass_on(mut from: OwnedReadHalf, to: &mut OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         if frozen.wait_for(|frozen| !frozen).await.is_err() || to.write_all(&buffer[..length]).await.is_err()
@@ -298,6 +304,60 @@ fn the_doctor_says_what_is_wrong() {
             text(&found).lines().any(|line| line.contains("\"Recipients\"") && line.contains("nobody (1)"));
         assert!(problem && found.status.code() == Some(4), "{}", text(&found));
     }
+}
+
+#[test]
+fn top_shows_what_goes_on() {
+    let server = Server::start();
+    assert_eq!(text(&server.run(&["top", "--once"])), "no queue in this database\n");
+    for layout in Layout::ALL {
+        let queue = format!("q-{}", layout.name());
+        let mode = ["--layout", layout.name(), "--queue", &queue];
+        let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "n1"], &mode[..]].concat());
+        server.run(&[&["pub", "t", "heard"], &mode[..]].concat());
+        lines.recv_timeout(LIMIT).unwrap();
+        server.run(
+            &[&["pub", "other", "waits", "--count", "3", "--exclusive", "--ttl", "5m"], &mode[..]].concat(),
+        );
+        let look = server.run(&["top", "--once", "--json", "--queue", &queue, "--interval", "200ms"]);
+        assert_eq!(look.status.code(), Some(0), "{look:?}");
+        let sample: serde_json::Value = serde_json::from_str(&text(&look)).unwrap();
+        let queues = sample["queues"].as_array().unwrap();
+        let (shown, other) = (&queues[0], &queues[0]["topics"][0]);
+        assert_eq!((queues.len(), &shown["queue"]), (1, &queue.as_str().into()));
+        assert_eq!(shown["layouts"], serde_json::json!([layout.name()]));
+        assert_eq!(
+            (&other["topic"], &other["waiting"], &other["exclusive"]),
+            (&"other".into(), &3.into(), &3.into())
+        );
+        assert!(other["sent_per_s"].is_f64() && other["oldest_ms"].is_i64(), "{sample}");
+        let node = &shown["participants"][0];
+        assert!(node["id"] == "n1" && node["alive"] == true && node["locks"] == 0, "{sample}");
+        // Rates of what is sent while it looks.
+        let (_top, looks) = server.start_lines(&["top", "--json", "--queue", &queue, "--interval", "100ms"]);
+        looks.recv_timeout(LIMIT).unwrap();
+        server.run(&[&["pub", "t", "again", "--count", "5"], &mode[..]].concat());
+        let counted = |line: String| {
+            let sample: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let topics = sample["queues"][0]["topics"].as_array().unwrap().clone();
+            let t = topics.iter().find(|topic| topic["topic"] == "t").expect("t").clone();
+            (
+                t["sent_per_s"].as_f64() > Some(0.0),
+                t["done_per_s"].as_f64() > Some(0.0) && t["lag_ms"].is_i64(),
+            )
+        };
+        let (mut sent, mut done) = (false, false);
+        while !(sent && done) {
+            let (some_sent, some_done) = counted(looks.recv_timeout(LIMIT).unwrap());
+            (sent, done) = (sent || some_sent, done || some_done);
+        }
+    }
+    let all = text(&server.run(&["top", "--once", "--interval", "100ms"]));
+    for layout in Layout::ALL {
+        assert!(all.contains(&format!("queue q-{0}: {0}; ", layout.name())), "{all}");
+    }
+    assert!(all.contains("TOPIC") && all.contains("other "), "{all}");
+    assert_eq!(server.run(&["top", "--once", "--interval", "1ms"]).status.code(), Some(2));
 }
 
 #[test]
@@ -547,9 +607,14 @@ fn no_server_is_one_line_and_soon() {
             format!("mongodb://127.0.0.1:{port}/?directConnection=true")
         },
     };
-    for args in
-        [&["pub", "t"][..], &["sub", "t"], &["request", "t"], &["reply", "t", "--text", "x"], &["doctor"]]
-    {
+    for args in [
+        &["pub", "t"][..],
+        &["sub", "t"],
+        &["request", "t"],
+        &["reply", "t", "--text", "x"],
+        &["doctor"],
+        &["top"],
+    ] {
         let output = server.run(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{args:?}: {said}");
@@ -674,7 +739,7 @@ in_every_layout! {
         worker.shutdown().await;
     }
 
-    // A node's connections are cut and frozen while it works. It loses nothing, repeats nothing, and answers.
+    // A node's connections are closed, reset and frozen while it works. It loses nothing, repeats nothing, and answers.
     async fn a_bad_network_loses_and_repeats_nothing(layout) {
         const MESSAGES: usize = 300;
         let server = Server::start();
@@ -701,9 +766,9 @@ in_every_layout! {
             }
         };
         let disturb = async {
-            for _ in 0..4 {
+            for reset in [false, true, false, true] {
                 tokio::time::sleep(Duration::from_millis(150)).await;
-                proxy.cut();
+                proxy.cut(reset);
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 proxy.freeze(Duration::from_millis(100)).await;
             }
@@ -716,7 +781,7 @@ in_every_layout! {
         values.sort_unstable();
         values.dedup();
         assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
-        proxy.cut();
+        proxy.cut(true);
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
         sender.shutdown().await;
         worker.shutdown().await;

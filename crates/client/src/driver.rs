@@ -30,7 +30,7 @@ use std::time::Duration;
 /// The database of addresses that name none.
 pub const DEFAULT_DATABASE: &str = "rockdove";
 /// The longest a call may take, server selection included.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How much longer than `max_await` a stream reply may take before the connection counts as dead.
 const STREAM_GRACE: Duration = Duration::from_secs(10);
 /// Most connections, unless the address says otherwise. Each stream occupies one, up to three in all.

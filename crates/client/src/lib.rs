@@ -55,11 +55,13 @@ pub mod migrate;
 mod node;
 mod participants;
 mod phase;
+mod queue;
 mod registry;
 mod request;
 mod send;
 mod status;
 mod streams;
+pub mod top;
 mod trouble;
 mod waiters;
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a send is retried.
-const SEND_RETRIES: Duration = Duration::from_secs(30);
+pub(crate) const SEND_RETRIES: Duration = Duration::from_secs(30);
 /// Messages per bulk insert.
 const BULK_MAX: usize = 1000;
 
