@@ -12,6 +12,8 @@ use std::io::{self, IoSlice};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use crate::frame::HeaderBytes;
+pub use crate::map::Window;
 pub use real::RealDisk;
 
 /// Held for as long as the folder is locked; dropping it gives the folder free.
@@ -52,6 +54,12 @@ pub trait File: Send + Sync {
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<usize>;
     /// Gives the file this length, with its space reserved; what is new reads as zeros.
     fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Lets the file be written in memory, and be read there by this process: from `from` on, and after `published`
+    /// (bytes from the file's beginning), up to which it is written already. `None` where a store could fail for lack of
+    /// space, or would not be seen by everybody who reads the file: it is written by [`File::write_at`] then.
+    fn map(&self, _from: u64, _published: u64) -> Option<Box<dyn Mapping>> {
+        None
+    }
     /// Takes the end of the file away.
     fn shorten(&self, len: u64) -> io::Result<()>;
     /// Makes the file's bytes and length durable.
@@ -64,4 +72,17 @@ pub trait File: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
+}
+
+/// A file that is written in memory. There is one for a file at a time; what it has stored is in the file for all who
+/// read it, and is made durable by [`File::sync`] like everything that is written.
+pub trait Mapping: Send {
+    /// Stores a frame at an offset, a multiple of eight at or after what is published and with room for the frame: its
+    /// payload, its header, and last the header's first word, without which it is none. So whoever reads the file finds
+    /// no frame or a whole one. An error means that the file is not what it was; nothing more can be written.
+    fn store(&mut self, at: u64, header: &HeaderBytes, payload: &[&[u8]]) -> io::Result<()>;
+    /// Lets readers in the process see what lies before `end`. That never changes any more.
+    fn publish(&mut self, end: u64);
+    /// What readers in the process read in; if there is none they read the file.
+    fn window(&self) -> Option<Arc<Window>>;
 }

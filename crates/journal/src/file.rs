@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Disk, File, FolderLock};
+use crate::disk::{Disk, File, FolderLock, Mapping};
 use crate::error::DiskError;
 
 /// Zeros and copies go in pieces of this size.
@@ -180,10 +180,12 @@ impl LogFile {
         self.write(&mut [IoSlice::new(bytes)], offset)
     }
 
-    pub(crate) fn write_zeros(&self, mut from: u64, to: u64) -> Result<(), DiskError> {
-        let zeros = vec![0; PIECE_BYTES];
+    /// Writes zeros, up to the next multiple of `piece_bytes` with each call.
+    pub(crate) fn write_zeros(&self, mut from: u64, to: u64, piece_bytes: usize) -> Result<(), DiskError> {
+        let zeros = vec![0; piece_bytes];
         while from < to {
-            let piece = usize::try_from(to - from).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            let upto = to.min((from + 1).next_multiple_of(piece_bytes as u64));
+            let piece = (upto - from) as usize;
             self.write_bytes(&zeros[..piece], from)?;
             from += piece as u64;
         }
@@ -192,6 +194,16 @@ impl LogFile {
 
     pub(crate) fn allocate(&self, len: u64) -> Result<(), DiskError> {
         self.file.allocate(len).map_err(self.error("reserve space for"))
+    }
+
+    /// The file in memory, where that can be: readable from `from` on, up to `published` for now.
+    pub(crate) fn map(&self, from: u64, published: u64) -> Option<Box<dyn Mapping>> {
+        self.file.map(from, published)
+    }
+
+    /// The error for a store in memory that was refused.
+    pub(crate) fn store_error(&self, cause: io::Error) -> DiskError {
+        self.error("write")(cause)
     }
 
     pub(crate) fn shorten(&self, len: u64) -> Result<(), DiskError> {

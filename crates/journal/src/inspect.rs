@@ -629,6 +629,6 @@ fn seal_is_right(found: &Found, mut link: Option<u32>, log_id: [u8; 16]) -> Resu
 /// Makes a sealed segment one that is not, as long as its header says.
 fn unseal(found: &Found) -> Result<(), OpenError> {
     found.file.allocate(found.header.size)?;
-    found.file.write_zeros(SEAL_AT, SEAL_AT + SEAL_BYTES as u64)?;
+    found.file.write_bytes(&[0; SEAL_BYTES], SEAL_AT)?;
     Ok(found.file.sync()?)
 }

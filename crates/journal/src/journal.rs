@@ -22,7 +22,7 @@ use crate::risk::{Cause, Exposure};
 use crate::scan::Scanner;
 use crate::segment::Segment;
 use crate::state::StateFile;
-use crate::sync::{Asked, Desk};
+use crate::sync::{Asked, Desk, Untrimmed};
 use crate::tail::{NamedTailer, Seek, Source, Tailer, Visibility};
 use crate::writer::{Core, Ticket, Writer};
 
@@ -37,7 +37,7 @@ pub(crate) const LOCK: &str = "lock";
 
 /// What the writer, the syncer and the handles share.
 ///
-/// Lock order: `core`, `state_file`, then `segments`, then the desk's.
+/// Lock order: `core`, `state_file`, then `segments`, then the desk's. `untrimmed` is held alone.
 pub(crate) struct Shared {
     pub folder: Folder,
     pub log_id: [u8; 16],
@@ -53,6 +53,8 @@ pub(crate) struct Shared {
     pub keeper: Mutex<Option<Arc<Bell>>>,
     /// Whether there was no space for the next segment.
     pub is_short: Arc<AtomicBool>,
+    /// Sealed segments that are shortened once nobody reads them in memory. As many as tailers stand in old segments.
+    pub untrimmed: Mutex<Vec<Untrimmed>>,
 }
 
 impl Shared {
@@ -312,7 +314,7 @@ impl Source for Shared {
 
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
         let file = self.folder.open_read(&segment.name())?;
-        Ok(Scanner::new(file, self.log_id, segment.salt))
+        Ok(Scanner::new(file, self.log_id, segment.salt).with_window(segment.window()))
     }
 
     fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {

@@ -46,11 +46,17 @@
 //!   need no lock and never make it wait.
 //!
 //! The log never interprets a payload, never reads a clock for an entry's time, and forgets only what its
-//! [`Retention`] or its callers ([`Journal::drop_before`]) say. It maps no files: a full disk is an error, not a signal.
+//! [`Retention`] or its callers ([`Journal::drop_before`]) say.
+//!
+//! Where the file system lets it, the segment that is written is mapped, all of its blocks allocated before: an append is
+//! a store in memory, and readers in the process read there. A full disk is an error of the append that needs the next
+//! segment, never a signal. A mapped page that is gone, because somebody shortened the file or the disk cannot be read,
+//! would be one: it is turned into an error too, and ends the log. For that the first log that is opened installs a handler
+//! of SIGBUS; faults elsewhere it passes on to the one that was there before.
 //!
 //! The files are described in `docs/format/segment.md`, `journal-state.md` and `journal-cursor.md`; which test holds
 //! which rule in `docs/log-proof.md`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod ack;
 mod checksum;
@@ -64,6 +70,7 @@ mod frame;
 mod inspect;
 mod journal;
 mod keeper;
+mod map;
 mod options;
 mod prepare;
 mod reader;

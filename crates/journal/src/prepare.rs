@@ -2,40 +2,85 @@
 //! one its name is all that is left to do when the active segment is full.
 //!
 //! One spare of the usual size is made ahead by a thread of its own once the active segment is half full. Its
-//! space is written with zeros: syncs then need not change the file system's own records. The first segment of
-//! a log and segments for one large entry are made when they are needed, their space only reserved.
+//! space is written with zeros: syncs then need not change the file system's own records, and appends in memory find
+//! every page of it in the cache. The first segment of a log and segments for one large entry are made when they are
+//! needed, their space only reserved.
+//!
+//! What is synced before a file gets its name is its space and its header: reserved space reads as zeros whether or not
+//! zeros were written. Those are synced once the spare has lain for a while. Appends that use up a segment sooner
+//! would wait for that, and write over the zeros before the disk has them.
+//!
+//! The pages are not put into the page table ahead (`MADV_POPULATE_WRITE`): that marks all of them as changed, so that
+//! the next sync writes the whole segment once more, and each sync undoes it for what it has written. Instead the zeros
+//! are written in pieces of [`FOLIO_BYTES`]: the kernel keeps what one call wrote together, and the first store into
+//! a piece maps all of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::disk::Mapping;
 use crate::error::DiskError;
 use crate::file::{Folder, LogFile};
 use crate::segment::{FRAMES_AT, Header, TEMP_ENDING};
+
+/// Zeros are written in pieces of this size. With larger ones fewer stores meet a page that is not mapped, but a sync
+/// after a small append has to write a whole piece: at 64 KiB that costs nothing one can measure, at 256 KiB it doubles
+/// the time of a sync.
+const FOLIO_BYTES: usize = 64 << 10;
+
+/// What a segment file is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The first segment of a log.
+    First,
+    /// The one after the active one.
+    Spare,
+    /// One entry that no other segment has room for: written in a few calls, so it need not be in memory.
+    Large,
+}
+
+impl Role {
+    /// The file's name until it gets its own. Files of different roles may be made at the same time.
+    fn temp_name(self) -> String {
+        let name = match self {
+            Role::First => "first",
+            Role::Spare => "spare",
+            Role::Large => "large",
+        };
+        format!("{name}{TEMP_ENDING}")
+    }
+}
+
+/// How long a spare lies before its zeros are synced.
+const ZEROS_SYNC_AFTER: Duration = Duration::from_millis(100);
 
 /// A segment file that has no name yet.
 pub(crate) struct Spare {
     temp_name: String,
     header: Header,
     file: LogFile,
+    mapping: Option<Box<dyn Mapping>>,
+}
+
+/// A segment file that has its name, and is in memory if that can be.
+pub(crate) struct Ready {
+    pub header: Header,
+    pub file: LogFile,
+    pub mapping: Option<Box<dyn Mapping>>,
 }
 
 impl Spare {
-    /// Makes a segment file. `which` tells files apart that are made at the same time.
-    pub(crate) fn make(
-        folder: &Folder,
-        which: &str,
-        log_id: [u8; 16],
-        size: u64,
-        zeroed: bool,
-    ) -> Result<Self, DiskError> {
-        let temp_name = format!("{which}{TEMP_ENDING}");
+    /// Makes a segment file.
+    pub(crate) fn make(folder: &Folder, role: Role, log_id: [u8; 16], size: u64) -> Result<Self, DiskError> {
+        let temp_name = role.temp_name();
         let file = folder.create(&temp_name)?;
         let header = Header { log_id, salt: folder.disk().entropy(), size };
-        let spare = Spare { temp_name, header, file };
-        match spare.write(zeroed) {
+        let mut spare = Spare { temp_name, header, file, mapping: None };
+        match spare.write(role) {
             Ok(()) => Ok(spare),
             Err(e) => {
                 spare.discard(folder)?;
@@ -44,22 +89,27 @@ impl Spare {
         }
     }
 
-    fn write(&self, zeroed: bool) -> Result<(), DiskError> {
+    fn write(&mut self, role: Role) -> Result<(), DiskError> {
         self.file.allocate(self.header.size)?;
-        if zeroed {
-            self.file.write_zeros(FRAMES_AT, self.header.size)?;
-        }
         self.file.write_bytes(&self.header.encode(), 0)?;
-        self.file.sync()
+        self.file.sync()?;
+        if role == Role::Spare {
+            self.file.write_zeros(FRAMES_AT, self.header.size, FOLIO_BYTES)?;
+        }
+        if role != Role::Large {
+            self.mapping = self.file.map(FRAMES_AT, FRAMES_AT);
+        }
+        Ok(())
     }
 
     /// Gives the file its name; a file that had it is gone. The name is not yet durable.
-    pub(crate) fn activate(self, folder: &Folder, name: &str) -> Result<(Header, LogFile), DiskError> {
+    pub(crate) fn activate(self, folder: &Folder, name: &str) -> Result<Ready, DiskError> {
         if let Err(e) = folder.rename(&self.temp_name, name) {
             self.discard(folder)?;
             return Err(e);
         }
-        Ok((self.header, self.file.renamed(folder.path(name))))
+        let Spare { header, file, mapping, .. } = self;
+        Ok(Ready { header, file: file.renamed(folder.path(name)), mapping })
     }
 
     /// Removes the file.
@@ -121,7 +171,10 @@ impl Preparer {
         let mut state = self.desk.state.lock();
         loop {
             match state.made.take() {
-                Some(made) => return made,
+                Some(made) => {
+                    self.desk.changed.notify_all();
+                    return made;
+                }
                 None => self.desk.changed.wait(&mut state),
             }
         }
@@ -145,16 +198,38 @@ impl Preparer {
 impl Desk {
     fn run(&self, folder: &Folder, log_id: [u8; 16], size: u64, is_short: &AtomicBool) {
         while self.wait_for_order() {
-            let made = Spare::make(folder, "spare", log_id, size, true);
+            let made = Spare::make(folder, Role::Spare, log_id, size);
             is_short.store(made.as_ref().is_err_and(DiskError::is_no_space), Ordering::Release);
             if let Err(e) = &made {
                 tracing::warn!(error = %e, "no spare segment");
             }
-            let mut state = self.state.lock();
-            state.wanted = false;
-            state.made = Some(made);
-            self.changed.notify_all();
+            // A handle of its own, before the file gets another name: an error of this sync must not be missing from the
+            // syncs of what is appended, and the kernel tells it once for each time that the file was opened.
+            let zeros = made.as_ref().ok().and_then(|spare| folder.open(&spare.temp_name).ok());
+            {
+                let mut state = self.state.lock();
+                state.wanted = false;
+                state.made = Some(made);
+                self.changed.notify_all();
+            }
+            if let Some(zeros) = zeros.filter(|_| self.stays(ZEROS_SYNC_AFTER))
+                && let Err(error) = zeros.sync()
+            {
+                tracing::warn!(%error, "a spare segment cannot be synced");
+            }
         }
+    }
+
+    /// True if the spare is still there after this time, and the thread has nothing else to do.
+    fn stays(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        let deadline = Instant::now() + time;
+        while matches!(state.made, Some(Ok(_))) && !state.stop {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return matches!(state.made, Some(Ok(_))) && !state.stop;
+            }
+        }
+        false
     }
 
     fn wait_for_order(&self) -> bool {

@@ -49,7 +49,7 @@ pub(crate) fn cut(
         folder.sync_names()?;
     }
     if let (Some(tail), Some(segment)) = (tail, found.last_mut()) {
-        segment.file.write_zeros(tail.start, tail.end)?;
+        segment.file.write_zeros(tail.start, tail.end, PIECE_BYTES)?;
     }
     Ok((bytes > 0).then_some(report))
 }

@@ -1,13 +1,16 @@
-//! Reading frames from a segment file through a window of it.
+//! Reading frames from a segment file: in memory where the file is mapped, or through a copied piece of it.
 //!
 //! A length is used only after the header that holds it has checked itself and the frame was found to end
 //! before `limit`, so a damaged length neither reads nor allocates.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::DiskError;
 use crate::file::{LogFile, PIECE_BYTES};
 use crate::frame::{Fault, Frame, HEADER_BYTES, HeaderBytes, stride};
+use crate::map::Window;
+use crate::segment::Segment;
 
 /// What lies at an offset.
 #[derive(Debug)]
@@ -20,9 +23,11 @@ pub(crate) enum Slot {
     Fault(Fault),
 }
 
-/// A window on a segment file. Past the end of the file it shows zeros.
+/// Looks at a segment file. Past the end of the file it shows zeros.
 pub(crate) struct Scanner {
     file: LogFile,
+    /// The file in memory: then nothing is copied.
+    window: Option<Arc<Window>>,
     log_id: [u8; 16],
     salt: u64,
     buf: Vec<u8>,
@@ -31,11 +36,22 @@ pub(crate) struct Scanner {
 
 impl Scanner {
     pub(crate) fn new(file: LogFile, log_id: [u8; 16], salt: u64) -> Self {
-        Scanner { file, log_id, salt, buf: Vec::new(), start: 0 }
+        Scanner { file, window: None, log_id, salt, buf: Vec::new(), start: 0 }
+    }
+
+    /// As [`Scanner::new`], reading in memory what that shows.
+    pub(crate) fn with_window(self, window: Option<Arc<Window>>) -> Self {
+        Scanner { window, ..self }
     }
 
     pub(crate) fn file(&self) -> &LogFile {
         &self.file
+    }
+
+    /// Where the frames end that can be read: as the segment says, or, while it is in memory, as that does. Asking one of
+    /// the two leaves the other's cache line to the writer.
+    pub(crate) fn end(&self, segment: &Segment) -> u64 {
+        self.window.as_ref().map_or_else(|| segment.end(), |window| window.published())
     }
 
     /// Moves the window to `offset`; it holds `want` bytes if there are so many. Never reads at or past `limit`:
@@ -64,6 +80,16 @@ impl Scanner {
 
     /// The bytes of the window from `offset`, refilled if fewer than `len` are left.
     fn bytes(&mut self, offset: u64, len: usize, limit: u64) -> Result<&[u8], DiskError> {
+        if self.window.as_ref().is_some_and(|window| window.is_lost()) {
+            // The file says what is wrong with it.
+            self.window = None;
+        }
+        let least = offset + len as u64;
+        if let Some(window) = self.window.as_ref().filter(|window| window.shows(offset..least)) {
+            let most = limit.min(window.published()).min(offset + PIECE_BYTES as u64).max(least);
+            let window = self.window.as_ref();
+            return Ok(window.and_then(|w| w.bytes(offset..most)).expect("a window shows what it showed"));
+        }
         let held = offset
             .checked_sub(self.start)
             .and_then(|skip| usize::try_from(skip).ok())
@@ -109,26 +135,29 @@ impl Scanner {
         Ok(digest.value() == frame.body_crc)
     }
 
-    /// Where in the window the payload of the frame at `offset` is held ([`Scanner::held`]), or `None` if it is not
-    /// the one its header was made for. The frame must have been found to end before `limit`.
+    /// Where in the file the payload of the frame at `offset` is, which can be had from [`Scanner::held`] then, or `None`
+    /// if it is not the one its header was made for. The frame must have been found to end before `limit`.
     pub(crate) fn body(
         &mut self,
         offset: u64,
         frame: &Frame,
         limit: u64,
-    ) -> Result<Option<Range<usize>>, DiskError> {
+    ) -> Result<Option<Range<u64>>, DiskError> {
         let digest = frame.body_digest(&self.log_id);
         let len = frame.payload_len as usize;
         let at = offset + HEADER_BYTES;
         let body = &self.bytes(at, len, limit)?[..len];
         let is_whole = digest.add(body).value() == frame.body_crc;
-        let start = (at - self.start) as usize;
-        Ok(is_whole.then_some(start..start + len))
+        Ok(is_whole.then_some(at..at + len as u64))
     }
 
-    /// Bytes that were found in the window since it was last moved.
-    pub(crate) fn held(&self, range: &Range<usize>) -> &[u8] {
-        &self.buf[range.clone()]
+    /// Bytes of the file that were the last to be looked at.
+    pub(crate) fn held(&self, range: &Range<u64>) -> &[u8] {
+        if let Some(bytes) = self.window.as_ref().and_then(|window| window.bytes(range.clone())) {
+            return bytes;
+        }
+        let skip = (range.start - self.start) as usize;
+        &self.buf[skip..skip + (range.end - range.start) as usize]
     }
 
     /// Forgets what was read: the file may have changed.

@@ -4,12 +4,14 @@
 //! The header is written and synced before the file gets its name and never changes. The seal is written after
 //! every frame of a completed segment is on disk: a valid seal proves that damage before it is damage.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::checksum::Crc32c;
 use crate::frame::{put, u32_at, u64_at};
+use crate::map::Window;
 use crate::options::INDEX_MAX;
 use crate::retention::Candidate;
 use crate::seek::Marks;
@@ -200,6 +202,8 @@ pub(crate) struct Segment {
     sealed: AtomicBool,
     /// Where frames lie, as far as somebody has searched for one.
     pub marks: Mutex<Marks>,
+    /// The file in memory, from when it is written there until it is sealed.
+    window: Mutex<Option<Arc<Window>>>,
 }
 
 /// What is known of a segment when it is made or found.
@@ -228,6 +232,7 @@ impl Segment {
             disk_bytes: disk_bytes.into(),
             sealed: contents.sealed.into(),
             marks: Mutex::default(),
+            window: Mutex::default(),
         }
     }
 
@@ -291,6 +296,16 @@ impl Segment {
         self.last_time.store(time_ns, Ordering::Release);
         self.end.store(end, Ordering::Release);
         self.last.store(last, Ordering::Release);
+    }
+
+    /// The file in memory, for readers in this process.
+    pub(crate) fn window(&self) -> Option<Arc<Window>> {
+        self.window.lock().clone()
+    }
+
+    /// Gives readers the file in memory, or takes it from those that are still to come; what it was.
+    pub(crate) fn set_window(&self, window: Option<Arc<Window>>) -> Option<Arc<Window>> {
+        std::mem::replace(&mut self.window.lock(), window)
     }
 
     pub(crate) fn set_sealed(&self) {

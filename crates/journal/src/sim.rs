@@ -9,6 +9,9 @@
 //! order, and any version a sector had since its last sync may be what is found. A failed sync marks the pages
 //! clean without having written them, as Linux does. Space is what was allocated.
 //!
+//! A store through a [`Mapping`] is several changes of the cache, between which the machine may stop, other threads go
+//! on and a sync may see what is there: the payload in two pieces, the header, and its first word.
+//!
 //! All calls are safe to make from any thread; the same calls and seeds give the same disk.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,9 +21,10 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::disk::{Disk, File, FolderLock};
+use crate::disk::{Disk, File, FolderLock, HeaderBytes, Mapping, Window};
 
 const SECTOR: usize = 512;
+const PAGE: usize = 4096;
 
 /// The disk. Clones are the same disk.
 #[derive(Clone)]
@@ -41,6 +45,8 @@ struct World {
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
     name_changes: Vec<NameChange>,
+    /// Files are written by calls only.
+    unmapped: bool,
     faults: Faults,
     counts: Counts,
 }
@@ -81,6 +87,11 @@ impl SimDisk {
     /// An empty disk. Disks with the same seed give the same "random" numbers.
     pub fn new(seed: u64) -> Self {
         SimDisk::of(World { entropy: seed, boot: 1, ..World::default() })
+    }
+
+    /// As [`SimDisk::new`], with files that can be written by calls only.
+    pub fn unmapped(seed: u64) -> Self {
+        SimDisk::of(World { entropy: seed, boot: 1, unmapped: true, ..World::default() })
     }
 
     fn of(world: World) -> Self {
@@ -438,6 +449,14 @@ impl File for SimFile {
         Ok(())
     }
 
+    fn map(&self, _from: u64, published: u64) -> Option<Box<dyn Mapping>> {
+        let world = self.disk.world();
+        (!world.unmapped && self.writable).then(|| {
+            let rng = Rng(world.entropy);
+            Box::new(SimMapping { disk: self.disk.clone(), id: self.id, published, rng }) as Box<dyn Mapping>
+        })
+    }
+
     fn shorten(&self, len: u64) -> io::Result<()> {
         let mut world = self.disk.world();
         world.change()?;
@@ -478,6 +497,53 @@ impl File for SimFile {
         let world = self.disk.world();
         world.running()?;
         Ok(world.files[self.id].cache.len() as u64)
+    }
+}
+
+struct SimMapping {
+    disk: SimDisk,
+    id: usize,
+    published: u64,
+    /// Where payloads are taken apart.
+    rng: Rng,
+}
+
+impl SimMapping {
+    fn put(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let at = usize::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
+        let mut world = self.disk.world();
+        world.change()?;
+        let file = &mut world.files[self.id];
+        let (end, len) = (at + bytes.len(), file.cache.len());
+        if end > len.next_multiple_of(PAGE) {
+            return Err(io::Error::other("it was shortened while the log is open"));
+        }
+        // What is stored in the page behind the end of the file is lost.
+        file.write(&bytes[..len.min(end).saturating_sub(at)], at.min(len));
+        Ok(())
+    }
+}
+
+impl Mapping for SimMapping {
+    fn store(&mut self, at: u64, header: &HeaderBytes, payload: &[&[u8]]) -> io::Result<()> {
+        assert!(at >= self.published, "what is published does not change");
+        let payload = payload.concat();
+        let (first, second) = payload.split_at(self.rng.below(payload.len() + 1));
+        let (word, rest) = header.split_at(8);
+        let body = at + header.len() as u64;
+        self.put(first, body)?;
+        self.put(second, body + first.len() as u64)?;
+        self.put(rest, at + 8)?;
+        self.put(word, at)
+    }
+
+    fn publish(&mut self, end: u64) {
+        assert!(end >= self.published, "what is published stays so");
+        self.published = end;
+    }
+
+    fn window(&self) -> Option<Arc<Window>> {
+        None
     }
 }
 

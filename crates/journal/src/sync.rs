@@ -21,8 +21,8 @@
 //! waiting for this thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ use crate::control::Synced;
 use crate::error::{DiskError, WaitError};
 use crate::file::{Folder, LogFile};
 use crate::journal::Shared;
+use crate::map::Window;
 use crate::options::SyncPolicy;
 use crate::risk::{Cause, Causes, Exposure, Ledger, RiskPolicy, Scope, Weight};
 use crate::segment::{SEAL_AT, Seal, Segment};
@@ -55,6 +56,14 @@ pub(crate) struct Dirty {
     pub seal: Option<Seal>,
 }
 
+/// A sealed segment that gives back what it does not need once nobody reads it in memory.
+pub(crate) struct Untrimmed {
+    segment: Arc<Segment>,
+    file: LogFile,
+    end: u64,
+    window: Weak<Window>,
+}
+
 /// What an appender waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
@@ -69,11 +78,24 @@ enum Work {
     Announce,
 }
 
+/// Alone in its cache lines: a tailer that looks at a mark all the time takes the line from whoever writes it, and would
+/// take what else lies there with it. Processors fetch lines in pairs.
+#[repr(align(128))]
+struct Alone(AtomicU64);
+
+impl std::ops::Deref for Alone {
+    type Target = AtomicU64;
+
+    fn deref(&self) -> &AtomicU64 {
+        &self.0
+    }
+}
+
 /// Where appenders, waiters and the syncer meet.
 pub(crate) struct Desk {
     policy: SyncPolicy,
-    written: AtomicU64,
-    synced: AtomicU64,
+    written: Alone,
+    synced: Alone,
     ledger: Option<Mutex<Ledger>>,
     scope: Scope,
     announces: bool,
@@ -134,8 +156,8 @@ impl Desk {
             readers: 0.into(),
             reader_lock: Mutex::default(),
             appended: Condvar::new(),
-            written: last.into(),
-            synced: last.into(),
+            written: Alone(last.into()),
+            synced: Alone(last.into()),
             asleep: false.into(),
             failed: false.into(),
             state: Mutex::default(),
@@ -562,7 +584,7 @@ impl Shared {
         }
         self.desk.advance(target, causes, &dirty);
         self.tell(&Ok(target));
-        if let Err(e) = seal_complete(&dirty) {
+        if let Err(e) = self.seal_complete(&dirty).and_then(|()| self.trim()) {
             return self.fail_sync(e);
         }
         self.desk.forget_sealed();
@@ -586,6 +608,29 @@ impl Shared {
         if let Err(error) = core.append_mark(self, &mark) {
             tracing::warn!(%error, "no mark of a sync could be appended");
         }
+    }
+
+    fn seal_complete(&self, dirty: &[Dirty]) -> Result<(), DiskError> {
+        for Dirty { segment, file, seal, .. } in dirty {
+            let Some(seal) = seal else { continue };
+            write_seal(file, seal, segment.salt)?;
+            segment.set_sealed();
+            // Here, and not where appends would wait for it: giving a mapping back takes time.
+            let window = segment.set_window(None).map_or_else(Weak::new, |window| Arc::downgrade(&window));
+            let (segment, file) = (segment.clone(), file.clone());
+            self.untrimmed.lock().push(Untrimmed { segment, file, end: seal.end, window });
+        }
+        Ok(())
+    }
+
+    /// Shortens what can be shortened by now.
+    fn trim(&self) -> Result<(), DiskError> {
+        let (free, held) = std::mem::take(&mut *self.untrimmed.lock())
+            .into_iter()
+            .filter(|u| u.end.next_multiple_of(4096) < u.segment.size)
+            .partition::<Vec<_>, _>(|u| u.window.strong_count() == 0);
+        self.untrimmed.lock().extend(held);
+        free.iter().try_for_each(|u| trim(&u.segment, &u.file, u.end))
     }
 
     fn fail_sync(&self, error: DiskError) {
@@ -623,25 +668,12 @@ fn sync_files(folder: &Folder, dirty: &[Dirty]) -> Result<(), DiskError> {
     Ok(())
 }
 
-fn seal_complete(dirty: &[Dirty]) -> Result<(), DiskError> {
-    for Dirty { segment, file, seal, .. } in dirty {
-        if let Some(seal) = seal {
-            write_seal(file, seal, segment.salt)?;
-            segment.set_sealed();
-            trim(segment, file, seal.end)?;
-        }
-    }
-    Ok(())
-}
-
 /// Gives back what a segment that was completed early does not need. The seal is on disk, so either length of the
 /// file will do after a crash.
 fn trim(segment: &Segment, file: &LogFile, end: u64) -> Result<(), DiskError> {
     let len = end.next_multiple_of(4096);
-    if len < segment.size {
-        file.shorten(len)?;
-        segment.set_disk_bytes(len);
-    }
+    file.shorten(len)?;
+    segment.set_disk_bytes(len);
     Ok(())
 }
 

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A tailer stands between two entries. It sees an entry only after it was published (or synced, if it was told
-//! so), reads through a file handle of its own and never touches what lies past the published end: the writer is
-//! never slowed and a half-written frame is never seen. A position that is not there is an answer, not a jump.
+//! so), and never touches what lies past the published end: the writer is never slowed and a half-written frame is
+//! never seen. It reads in memory while the segment is written there, else through a file handle of its own. A
+//! position that is not there is an answer, not a jump.
 //!
 //! Marks of the log itself take an index each, so indexes of entries grow but need not be consecutive.
 
@@ -79,6 +80,9 @@ pub enum WaitStrategy {
     SpinThenPark(Duration),
 }
 
+/// How often a tailer that spins looks before it asks for the time, which takes longer than a look.
+const LOOKS_PER_TIME: usize = 32;
+
 /// Where a position was looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -97,7 +101,7 @@ pub enum Seek {
     },
 }
 
-/// An entry whose payload lies in the tailer's buffer.
+/// An entry whose payload lies in the tailer's buffer, or in the file in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryRef<'a> {
     /// Its position, from 1.
@@ -146,11 +150,20 @@ struct Block {
     offsets: Vec<u64>,
 }
 
-/// A frame that was found and checked, with the place of its payload in the scanner's window.
+/// A frame that was found and checked, with the place of its payload in the file.
 struct Peeked {
     frame: Frame,
     link: u32,
-    body: Range<usize>,
+    body: Range<u64>,
+}
+
+/// What lies after the position.
+enum Look {
+    Entry(Peeked),
+    /// Nothing that can be seen yet.
+    Nothing,
+    /// An entry past the end of the range.
+    PastRange,
 }
 
 impl Peeked {
@@ -298,13 +311,16 @@ impl Tailer {
     /// As [`Tailer::next_entry`], waiting for one. `None` after the timeout, at the end of the range, and as soon as
     /// the log was closed.
     pub fn next_within(&mut self, timeout: Duration) -> Result<Option<EntryRef<'_>>, ReadError> {
-        let deadline = deadline_after(timeout);
+        // The clock is not asked while there is something to read.
+        let mut deadline = None;
         let peeked = loop {
-            if let Some(peeked) = self.peek()? {
-                break peeked;
+            match self.look()? {
+                Look::Entry(peeked) => break peeked,
+                Look::PastRange => return Ok(None),
+                Look::Nothing => {}
             }
-            // Something to read that is not shown is the end of the range.
-            if self.limit() >= self.next || !self.wait_until(deadline)? {
+            let deadline = *deadline.get_or_insert_with(|| deadline_after(timeout));
+            if !self.wait_until(deadline)? {
                 return Ok(None);
             }
         };
@@ -321,11 +337,13 @@ impl Tailer {
         if let WaitStrategy::SpinThenPark(time) = self.strategy {
             let end = deadline.min(deadline_after(time));
             while Instant::now() < end {
-                self.source.refresh()?;
-                if self.limit() >= self.next {
-                    return Ok(true);
+                for _ in 0..LOOKS_PER_TIME {
+                    self.source.refresh()?;
+                    if self.limit() >= self.next {
+                        return Ok(true);
+                    }
+                    std::hint::spin_loop();
                 }
-                std::hint::spin_loop();
             }
         }
         loop {
@@ -373,15 +391,22 @@ impl Tailer {
         Ok(Block { segment, scanner, first: start.index, offsets })
     }
 
-    /// Finds and checks the entry after the position, moving past what is not shown.
     fn peek(&mut self) -> Result<Option<Peeked>, ReadError> {
+        Ok(match self.look()? {
+            Look::Entry(peeked) => Some(peeked),
+            Look::Nothing | Look::PastRange => None,
+        })
+    }
+
+    /// Finds and checks the entry after the position, moving past what is not shown.
+    fn look(&mut self) -> Result<Look, ReadError> {
         if self.next > self.limit() {
             self.source.refresh()?;
         }
         while self.next <= self.limit() {
-            // `limit` is read before the segment's end, which is stored before it: the frame is visible.
+            // `limit` is read before the end of the frames, which is stored before it: the frame is visible.
             let mut place = match self.forward.take() {
-                Some(place) if place.offset < place.segment.end() => place,
+                Some(place) if place.offset < place.end() => place,
                 Some(place) => self.enter(place.link)?,
                 None => self.enter(None)?,
             };
@@ -395,10 +420,11 @@ impl Tailer {
             } else if peeked.frame.time_ns < self.times.start {
                 self.pass(&peeked);
             } else {
-                return Ok((peeked.frame.time_ns < self.times.end).then_some(peeked));
+                let is_shown = peeked.frame.time_ns < self.times.end;
+                return Ok(if is_shown { Look::Entry(peeked) } else { Look::PastRange });
             }
         }
-        Ok(None)
+        Ok(Look::Nothing)
     }
 
     fn pass(&mut self, peeked: &Peeked) -> &Place {
@@ -452,12 +478,18 @@ fn deadline_after(timeout: Duration) -> Instant {
 impl Place {
     fn peek(&mut self, index: u64) -> Result<Peeked, ReadError> {
         let (frame, link) = self.frame(index)?;
-        peek_body(&mut self.scanner, self.offset, frame, link, self.segment.end())
+        let end = self.end();
+        peek_body(&mut self.scanner, self.offset, frame, link, end)
+    }
+
+    fn end(&self) -> u64 {
+        self.scanner.end(&self.segment)
     }
 
     /// The frame at the place, which must be the one with this index.
     fn frame(&mut self, index: u64) -> Result<(Frame, u32), ReadError> {
-        frame_at(&mut self.scanner, self.offset, index, self.link, self.segment.end())
+        let end = self.end();
+        frame_at(&mut self.scanner, self.offset, index, self.link, end)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The one who appends.
 //!
 //! ```text
-//!  Writer, Appender ──► Core (behind a lock) ──one write──► active segment ──► marks ──► readers, syncer
+//!  Writer, Appender ──► Core (behind a lock) ──store or write──► active segment ──► marks ──► readers, syncer
 //! ```
 //!
-//! An append is one write of header and payload at the published end. It counts from the moment the
-//! marks move, after the write returned; before that its bytes lie where no reader looks. A write that failed
-//! for lack of space is wiped out, so that what lies past the end stays zero; any other failed write ends
-//! the log, because nobody knows what it left.
+//! An append puts header and payload at the published end: by a store in memory where the disk lets the segment be
+//! mapped, else by one write. It counts from the moment the marks move, after that; before, its bytes lie where no
+//! reader in the process looks, and others find no whole frame. A write that failed for lack of space is wiped out, so
+//! that what lies past the end stays zero; any other failed write ends the log, because nobody knows what it left. A
+//! store needs no space; one that fails has met a file that was shortened or cannot be read, and ends the log.
 
 use std::io::{IoSlice, Write};
 use std::ops::RangeInclusive;
@@ -19,14 +20,14 @@ use parking_lot::{Mutex, RwLock};
 use crate::ack::{Ack, Level};
 use crate::control::Synced;
 use crate::cycle::{Cycle, Lap};
-use crate::disk::FolderLock;
+use crate::disk::{FolderLock, Mapping};
 use crate::error::{AppendError, CloseError, DiskError, OpenError, WaitError};
-use crate::file::{Folder, LogFile};
-use crate::frame::{Frame, HEADER_BYTES, Kind, stride};
+use crate::file::{Folder, LogFile, PIECE_BYTES};
+use crate::frame::{Frame, Kind, stride};
 use crate::journal::{Journal, LOCK, Shared};
 use crate::keeper::Keeper;
 use crate::options::{Options, PAYLOAD_BYTES_MAX};
-use crate::prepare::{Preparer, Spare};
+use crate::prepare::{Preparer, Ready, Role, Spare};
 use crate::recover::{self, Recovery, Strictness};
 use crate::risk::{Cause, Weight};
 use crate::segment::{self, FRAMES_AT, Seal, Segment};
@@ -83,19 +84,22 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     let found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
     let (log_id, cycle) = (found.state_file.state().log_id, found.state_file.state().cycle.clone());
     let mut segments = found.segments;
-    let (active, file, named) = match found.active {
-        Some((segment, file)) => (segment, file, true),
+    let (active, named) = match found.active {
+        Some((segment, file)) => {
+            let mapping = file.map(FRAMES_AT, segment.end());
+            (Active::new(segment, file, mapping), true)
+        }
         None => {
             // Without a label: the cycle is that of the first entry, which is not there yet.
             let base = found.last.index + 1;
-            let spare = Spare::make(&folder, "first", log_id, options.segment_bytes, false)?;
-            let (segment, file) = activate(spare, &folder, base, None)?;
-            segments.push(segment.clone());
-            (segment, file, false)
+            let spare = Spare::make(&folder, Role::First, log_id, options.segment_bytes)?;
+            let active = activate(spare, &folder, base, None)?;
+            segments.push(active.segment.clone());
+            (active, false)
         }
     };
     let desk = Desk::new(options.sync, options.risk.clone(), found.last.index);
-    desk.roll(None, Dirty { segment: active.clone(), file: file.clone(), named, seal: None })?;
+    desk.roll(None, active.dirty(named))?;
     let thread =
         |cause| DiskError { action: "start a thread for", file: folder.path(""), cause: Arc::new(cause) };
     let preparer = Preparer::start(folder.clone(), log_id, options.segment_bytes).map_err(thread)?;
@@ -110,18 +114,23 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         core: Mutex::default(),
         keeper: Mutex::default(),
         is_short: preparer.is_short(),
+        untrimmed: Mutex::default(),
     });
     let mut core = Core {
-        lap: cycle.as_ref().filter(|_| !active.is_empty()).map(|cycle| cycle.at(active.times().0)),
+        lap: cycle
+            .as_ref()
+            .filter(|_| !active.segment.is_empty())
+            .map(|cycle| cycle.at(active.segment.times().0)),
         active,
-        file,
         last: found.last,
         segment_bytes: options.segment_bytes,
         cycle,
         preparer,
         spare_wanted: false,
+        held: 0,
         scratch: Vec::new(),
         entries: Vec::new(),
+        built: Vec::new(),
     };
     if core.cycle.is_some() {
         core.want_spare();
@@ -136,15 +145,34 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     Ok((Journal(shared), writer, found.recovery))
 }
 
-fn activate(
-    spare: Spare,
-    folder: &Folder,
-    base: u64,
-    lap: Option<&Lap>,
-) -> Result<(Arc<Segment>, LogFile), DiskError> {
+fn activate(spare: Spare, folder: &Folder, base: u64, lap: Option<&Lap>) -> Result<Active, DiskError> {
     let name = segment::labelled_name(lap.map(|lap| &*lap.label), base);
-    let (header, file) = spare.activate(folder, &name)?;
-    Ok((Arc::new(Segment::empty(name, base, &header)), file))
+    let Ready { header, file, mapping } = spare.activate(folder, &name)?;
+    Ok(Active::new(Arc::new(Segment::empty(name, base, &header)), file, mapping))
+}
+
+/// The segment that is written to.
+struct Active {
+    segment: Arc<Segment>,
+    file: LogFile,
+    /// Where frames are stored; they are written by calls if there is none.
+    mapping: Option<Box<dyn Mapping>>,
+}
+
+impl Active {
+    fn new(segment: Arc<Segment>, file: LogFile, mapping: Option<Box<dyn Mapping>>) -> Active {
+        segment.set_window(mapping.as_ref().and_then(|mapping| mapping.window()));
+        Active { segment, file, mapping }
+    }
+
+    fn dirty(&self, named: bool) -> Dirty {
+        Dirty { segment: self.segment.clone(), file: self.file.clone(), named, seal: None }
+    }
+
+    /// Bytes that frames still have.
+    fn room(&self) -> u64 {
+        self.segment.size - self.segment.end()
+    }
 }
 
 impl Writer {
@@ -172,8 +200,8 @@ impl Writer {
         self.shared.with_core(|core, shared| core.append(shared, parts, &stamp))
     }
 
-    /// Appends an entry that `build` writes where it will be written to the file from. If that fails or panics
-    /// nothing is appended.
+    /// Appends an entry that `build` writes into a buffer that is kept for that. If it fails or panics nothing is
+    /// appended.
     pub fn build<E: From<AppendError>>(
         &mut self,
         terms: Terms,
@@ -290,10 +318,15 @@ fn build_on<E: From<AppendError>>(
     let core = core.as_mut().ok_or(AppendError::Closed)?;
     core.check(shared)?;
     core.begin();
-    core.scratch.resize(HEADER_BYTES as usize, 0);
-    build(&mut Payload(&mut core.scratch))?;
-    let index = core.append_built(shared, &Stamp::on(terms))?;
-    Ok(Ticket::new(shared, index, terms))
+    // Taken out, so that it can be appended from; `begin` makes do without it if `build` panics.
+    let mut built = std::mem::take(&mut core.built);
+    built.clear();
+    build(&mut Payload(&mut built))?;
+    let appended = core.append(shared, &[&built], &Stamp::on(terms));
+    if built.capacity() <= 2 * BATCH_BYTES {
+        core.built = built;
+    }
+    Ok(Ticket::new(shared, appended?, terms))
 }
 
 fn append_all(
@@ -334,7 +367,7 @@ pub struct Payload<'a>(&'a mut Vec<u8>);
 impl Payload<'_> {
     /// What was written so far.
     pub fn bytes(&mut self) -> &mut [u8] {
-        &mut self.0[HEADER_BYTES as usize..]
+        self.0
     }
 
     /// Adds bytes, which become an entry that is too large only when it is appended.
@@ -443,8 +476,7 @@ impl Shared {
 
 /// The end of the log, and all that is needed to move it.
 pub(crate) struct Core {
-    active: Arc<Segment>,
-    file: LogFile,
+    active: Active,
     last: Last,
     segment_bytes: u64,
     cycle: Option<Cycle>,
@@ -453,9 +485,13 @@ pub(crate) struct Core {
     preparer: Preparer,
     /// True once the spare was asked for since the last roll.
     spare_wanted: bool,
-    /// Frames that are written next, and what they are for the account of what is at risk.
+    /// Bytes of the frames that are published next: they are stored, or else lie in the scratch.
+    held: u64,
     scratch: Vec<u8>,
+    /// What these frames are for the account of what is at risk.
     entries: Vec<Weight>,
+    /// Where payloads are built.
+    built: Vec<u8>,
 }
 
 impl Core {
@@ -468,6 +504,7 @@ impl Core {
         if self.scratch.capacity() > 2 * BATCH_BYTES {
             self.scratch = Vec::new();
         }
+        self.held = 0;
         self.scratch.clear();
         self.entries.clear();
     }
@@ -475,59 +512,83 @@ impl Core {
     fn append(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
         let payload_len = payload_len(parts.iter().map(|p| p.len()))?;
         self.begin();
-        if payload_len as usize <= COPY_BYTES_MAX {
-            self.scratch.resize(HEADER_BYTES as usize, 0);
-            parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
-            return self.append_built(shared, stamp);
-        }
         let time_ns = self.make_room(shared, payload_len, stamp)?;
+        let last = if self.active.mapping.is_some() || payload_len as usize <= COPY_BYTES_MAX {
+            let last = self.hold(shared, parts, payload_len, self.last, time_ns, stamp)?;
+            self.flush(shared, last)?;
+            last
+        } else {
+            self.write(shared, parts, payload_len, time_ns, stamp)?
+        };
+        Ok(last.index)
+    }
+
+    /// Writes a frame in parts and publishes it.
+    fn write(
+        &mut self,
+        shared: &Shared,
+        parts: &[&[u8]],
+        payload_len: u32,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> Result<Last, AppendError> {
         let (header, last) = self.frame(shared, parts, payload_len, self.last, time_ns, stamp);
         let padding = stride(payload_len.into()) as usize - header.len() - payload_len as usize;
         let mut slices = Vec::with_capacity(parts.len() + 2);
         slices.push(IoSlice::new(&header));
         slices.extend(parts.iter().map(|p| IoSlice::new(p)));
         slices.push(IoSlice::new(&PADDING[..padding]));
-        let at = self.active.end();
-        let written = self.file.write(&mut slices, at);
+        let at = self.active.segment.end();
+        let written = self.active.file.write(&mut slices, at);
         self.settle(shared, written, at, stride(payload_len.into()))?;
         self.entries.push(stamp.weight(payload_len.into()));
         self.publish(shared, stride(payload_len.into()), last);
-        Ok(last.index)
+        Ok(last)
     }
 
-    /// Appends the one payload that lies in the scratch after room for its header.
-    fn append_built(&mut self, shared: &Shared, stamp: &Stamp) -> Result<u64, AppendError> {
-        let payload_len = payload_len([self.scratch.len() - HEADER_BYTES as usize])?;
-        let time_ns = self.make_room(shared, payload_len, stamp)?;
-        let last = self.seal_frame(shared, 0, self.last, time_ns, stamp);
-        self.flush(shared, last)?;
-        Ok(last.index)
-    }
-
-    /// Writes the header before a payload that ends the scratch, and the padding after it.
-    fn seal_frame(&mut self, shared: &Shared, at: usize, prev: Last, time_ns: u64, stamp: &Stamp) -> Last {
-        let body_at = at + HEADER_BYTES as usize;
-        let payload_len = (self.scratch.len() - body_at) as u32;
-        let parts = [&self.scratch[body_at..]];
-        let (header, last) = self.frame(shared, &parts, payload_len, prev, time_ns, stamp);
-        self.scratch[at..body_at].copy_from_slice(&header);
-        self.scratch.resize(at + stride(payload_len.into()) as usize, 0);
+    /// Puts a frame behind those that are held: into the file where that is in memory, else into the scratch. It has been
+    /// seen to have room.
+    fn hold(
+        &mut self,
+        shared: &Shared,
+        parts: &[&[u8]],
+        payload_len: u32,
+        prev: Last,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> Result<Last, AppendError> {
+        let (header, last) = self.frame(shared, parts, payload_len, prev, time_ns, stamp);
+        match &mut self.active.mapping {
+            Some(mapping) => {
+                let stored = mapping.store(self.active.segment.end() + self.held, &header, parts);
+                stored.map_err(|cause| {
+                    let error = self.active.file.store_error(cause);
+                    AppendError::Failed(shared.desk.fail(error))
+                })?;
+            }
+            None => {
+                let end = self.scratch.len() + stride(payload_len.into()) as usize;
+                self.scratch.extend_from_slice(&header);
+                parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
+                self.scratch.resize(end, 0);
+            }
+        }
+        self.held += stride(payload_len.into());
         if stamp.kind == Kind::Data {
             self.entries.push(stamp.weight(payload_len.into()));
         }
-        last
+        Ok(last)
     }
 
     /// A batch has one time, so it cannot pass the end of a cycle in its middle.
     fn append_all(&mut self, shared: &Shared, payloads: &[&[u8]], stamp: &Stamp) -> Result<(), AppendError> {
         self.begin();
-        // The last of the frames in the scratch, which are not part of the log yet.
+        // The last of the frames that are held, which are not part of the log yet.
         let mut ahead: Option<Last> = None;
         for payload in payloads {
             let checked = payload_len([payload.len()]);
-            let frame_bytes = stride(payload.len() as u64);
-            let held = self.scratch.len() as u64 + frame_bytes;
-            let fits = held <= self.active.size - self.active.end() && held <= BATCH_BYTES as u64;
+            let held = self.held + stride(payload.len() as u64);
+            let fits = held <= self.active.room() && held <= BATCH_BYTES as u64;
             if checked.is_err() || !fits {
                 self.flush_ahead(shared, &mut ahead)?;
             }
@@ -544,10 +605,7 @@ impl Core {
                     (self.last, time_ns)
                 }
             };
-            let at = self.scratch.len();
-            self.scratch.resize(at + HEADER_BYTES as usize, 0);
-            self.scratch.extend_from_slice(payload);
-            ahead = Some(self.seal_frame(shared, at, prev, time_ns, stamp));
+            ahead = Some(self.hold(shared, &[payload], payload_len, prev, time_ns, stamp)?);
         }
         self.flush_ahead(shared, &mut ahead)
     }
@@ -559,22 +617,28 @@ impl Core {
         Ok(())
     }
 
-    /// Writes and publishes the frames in the scratch, of which `last` is the last.
+    /// Publishes the frames that are held, of which `last` is the last, writing them first if they are not stored.
     fn flush(&mut self, shared: &Shared, last: Last) -> Result<(), AppendError> {
-        let at = self.active.end();
-        let written = self.file.write_bytes(&self.scratch, at);
-        let bytes = self.scratch.len() as u64;
-        self.settle(shared, written, at, bytes)?;
-        self.publish(shared, bytes, last);
+        if self.active.mapping.is_none() {
+            let at = self.active.segment.end();
+            let written = self.active.file.write_bytes(&self.scratch, at);
+            self.settle(shared, written, at, self.held)?;
+        }
+        self.publish(shared, self.held, last);
         Ok(())
     }
 
-    /// Makes frames visible that were written in one piece and so have one time.
+    /// Makes frames visible that have one time.
     fn publish(&mut self, shared: &Shared, bytes: u64, last: Last) {
-        self.active.publish(self.active.end() + bytes, last.index, last.time_ns);
+        let segment = &self.active.segment;
+        let end = segment.end() + bytes;
+        if let Some(mapping) = &mut self.active.mapping {
+            mapping.publish(end);
+        }
+        segment.publish(end, last.index, last.time_ns);
         shared.desk.publish(last.index, self.entries.drain(..));
         self.last = last;
-        if !self.spare_wanted && self.active.is_half_full() {
+        if !self.spare_wanted && self.active.segment.is_half_full() {
             self.want_spare();
         }
     }
@@ -587,16 +651,13 @@ impl Core {
     /// Appends a mark of the log itself. Its time is that of the entry before.
     pub(crate) fn append_mark(&mut self, shared: &Shared, mark: &Synced) -> Result<(), AppendError> {
         self.check(shared)?;
-        self.begin();
-        self.scratch.resize(HEADER_BYTES as usize, 0);
-        self.scratch.extend_from_slice(&mark.encode());
         let stamp = Stamp { kind: Kind::Synced, ..Stamp::plain(self.last.time_ns) };
         // The syncer is here: it must not wait for itself to make room.
-        if stride(crate::control::BYTES as u64) > self.active.size - self.active.end() {
+        if stride(crate::control::BYTES as u64) > self.active.room() {
             tracing::debug!("a mark of a sync is left out at the end of a segment");
             return Ok(());
         }
-        self.append_built(shared, &stamp).map(drop)
+        self.append(shared, &[&mark.encode()], &stamp).map(drop)
     }
 
     /// The header of the next frame, and what `last` becomes with it.
@@ -620,9 +681,8 @@ impl Core {
             durable_upto: shared.desk.synced(),
             prev_link: prev.link,
             ..Frame::default()
-        }
-        .with_payload(&shared.log_id, parts);
-        let (header, link) = frame.encode(self.active.salt);
+        };
+        let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
         (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }
 
@@ -636,7 +696,7 @@ impl Core {
     ) -> Result<(), AppendError> {
         let Err(error) = written else { return Ok(()) };
         if error.is_no_space() {
-            match self.file.write_zeros(at, at + bytes) {
+            match self.active.file.write_zeros(at, at + bytes, PIECE_BYTES) {
                 // Where even that finds no space the remains stay: they lie past the end and the next frame
                 // overwrites their header, so they are never more than a torn tail.
                 Ok(()) => return Err(AppendError::NoSpace(error)),
@@ -652,14 +712,14 @@ impl Core {
         let frame_bytes = stride(payload_len.into());
         let time_ns = stamp.time_ns.max(self.last.time_ns);
         if let Some(lap) = self.next_lap(time_ns) {
-            if self.active.is_empty() {
+            if self.active.segment.is_empty() {
                 self.relabel(shared, &lap)?;
             } else {
                 self.roll(shared, frame_bytes, Some(&lap))?;
             }
             self.lap = Some(lap);
         }
-        if frame_bytes > self.active.size - self.active.end() {
+        if frame_bytes > self.active.room() {
             let lap = self.lap.clone();
             self.roll(shared, frame_bytes, lap.as_ref())?;
         }
@@ -675,37 +735,37 @@ impl Core {
 
     /// Goes on to a new segment that has room for a frame of `frame_bytes`.
     fn roll(&mut self, shared: &Shared, frame_bytes: u64, lap: Option<&Lap>) -> Result<(), AppendError> {
-        let (segment, file) = self.next_segment(shared, frame_bytes, lap).map_err(segment_error)?;
-        let seal = (!self.active.is_empty()).then(|| Seal {
+        let next = self.next_segment(shared, frame_bytes, lap).map_err(segment_error)?;
+        let segment = &self.active.segment;
+        let seal = (!segment.is_empty()).then(|| Seal {
             last: self.last.index,
-            end: self.active.end(),
+            end: segment.end(),
             term: self.last.term,
             time_ns: self.last.time_ns,
             link: self.last.link,
         });
-        self.replace_active(shared, segment, file, seal)
+        self.replace_active(shared, next, seal)
     }
 
     /// Gives the active segment, which has no frame yet, the name of the cycle that begins.
     fn relabel(&mut self, shared: &Shared, lap: &Lap) -> Result<(), AppendError> {
-        let base = self.active.base;
-        let name = segment::labelled_name(Some(&lap.label), base);
-        let before = self.active.name();
+        let Active { segment, file, .. } = &mut self.active;
+        let name = segment::labelled_name(Some(&lap.label), segment.base);
+        let before = segment.name();
         if name == before {
             return Ok(());
         }
         shared.folder.rename(&before, &name).map_err(segment_error)?;
-        self.active.set_name(&name);
-        self.file = self.file.clone().renamed(shared.folder.path(&name));
-        shared.desk.renamed(self.file.clone());
+        segment.set_name(&name);
+        *file = file.clone().renamed(shared.folder.path(&name));
+        shared.desk.renamed(file.clone());
         Ok(())
     }
 
     fn replace_active(
         &mut self,
         shared: &Shared,
-        segment: Arc<Segment>,
-        file: LogFile,
+        next: Active,
         seal: Option<Seal>,
     ) -> Result<(), AppendError> {
         {
@@ -714,10 +774,10 @@ impl Core {
                 // The new one takes the place of one without a frame.
                 segments.pop();
             }
-            segments.push(segment.clone());
+            segments.push(next.segment.clone());
         }
-        let dirty = Dirty { segment: segment.clone(), file: file.clone(), named: false, seal: None };
-        (self.active, self.file, self.spare_wanted) = (segment, file, false);
+        let dirty = next.dirty(false);
+        (self.active, self.spare_wanted) = (next, false);
         if self.cycle.is_some() {
             // A cycle may end at any time.
             self.want_spare();
@@ -730,11 +790,11 @@ impl Core {
         shared: &Shared,
         frame_bytes: u64,
         lap: Option<&Lap>,
-    ) -> Result<(Arc<Segment>, LogFile), DiskError> {
+    ) -> Result<Active, DiskError> {
         let folder = &shared.folder;
         let need = (FRAMES_AT + frame_bytes).next_multiple_of(4096);
         let spare = if need > self.segment_bytes {
-            Spare::make(folder, "large", shared.log_id, need, false)?
+            Spare::make(folder, Role::Large, shared.log_id, need)?
         } else {
             self.preparer.take()?
         };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
-use super::{Disk, File, FolderLock};
+use super::{Disk, File, FolderLock, Mapping};
 
 /// Most parts in one vectored write (`IOV_MAX` on Linux).
 const PARTS_MAX: usize = 1024;
@@ -150,6 +150,16 @@ impl File for RealFile {
         }
     }
 
+    fn map(&self, from: u64, published: u64) -> Option<Box<dyn Mapping>> {
+        match map(&self.0, from, published) {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                tracing::debug!(%error, "a file is written by calls, because it cannot be mapped");
+                None
+            }
+        }
+    }
+
     fn shorten(&self, len: u64) -> io::Result<()> {
         self.0.set_len(len)
     }
@@ -165,6 +175,23 @@ impl File for RealFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
+}
+
+/// File systems on which a store in memory needs no space that the file does not have already, and everybody sees it:
+/// ext2 to ext4, XFS, tmpfs. Those that write elsewhere instead of over what there is (Btrfs, ZFS, F2FS), those of other
+/// machines and those made of others are not among them.
+const STORES_IN_PLACE: [rustix::fs::FsWord; 3] = [0xef53, 0x5846_5342, 0x0102_1994];
+
+fn map(file: &fs::File, from: u64, published: u64) -> io::Result<Option<Box<dyn Mapping>>> {
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    if !STORES_IN_PLACE.contains(&kind) {
+        return Ok(None);
+    }
+    let len = file.metadata()?.len();
+    // Also of a file that was made before, and may have been copied with holes since.
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)?;
+    let writer = crate::map::map(file, len, from, published)?;
+    Ok(writer.map(|writer| Box::new(writer) as Box<dyn Mapping>))
 }
 
 /// Reserves space on a file system that cannot do it in one call.

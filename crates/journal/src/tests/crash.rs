@@ -23,6 +23,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
+/// A disk whose files are stored to, or one whose files are written to.
+fn disk(seed: u64, mapped: bool) -> SimDisk {
+    if mapped { SimDisk::new(seed) } else { SimDisk::unmapped(seed) }
+}
+
 /// Runs the steps as far as the machine does. What may be gone and what must be there: `(durable, written)`, and
 /// the payloads from entry 1 on.
 fn run(disk: &SimDisk, steps: &[Step]) -> (u64, u64, Vec<Vec<u8>>) {
@@ -78,8 +83,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_prefix_survives_a_power_cut(steps in steps(), seed: u64) {
-        let disk = SimDisk::new(seed);
+    fn a_prefix_survives_a_power_cut(steps in steps(), seed: u64, mapped: bool) {
+        let disk = disk(seed, mapped);
         let (durable, written, model) = run(&disk, &steps);
         let found = disk.crash(seed);
         let last = verify(&found, durable, written, &model);
@@ -90,8 +95,8 @@ proptest! {
     }
 
     #[test]
-    fn recovery_can_be_interrupted(steps in steps(), seed: u64, stop in 0u64..40) {
-        let disk = SimDisk::new(seed);
+    fn recovery_can_be_interrupted(steps in steps(), seed: u64, stop in 0u64..40, mapped: bool) {
+        let disk = disk(seed, mapped);
         let (durable, written, model) = run(&disk, &steps);
         let found = disk.crash(seed);
         let interrupted = found.kill();
@@ -108,8 +113,8 @@ proptest! {
     }
 
     #[test]
-    fn the_machine_may_stop_anywhere(steps in steps(), seed: u64, stop in 0u64..150) {
-        let disk = SimDisk::new(seed);
+    fn the_machine_may_stop_anywhere(steps in steps(), seed: u64, stop in 0u64..300, mapped: bool) {
+        let disk = disk(seed, mapped);
         disk.stop_after(stop);
         let (durable, written, model) = run(&disk, &steps);
         verify(&disk.crash(seed), durable, written, &model);

@@ -37,7 +37,7 @@ fn check_payloads(journal: &Journal, last: u64) {
 
 #[test]
 fn a_full_disk_in_the_middle_of_a_frame() {
-    let disk = SimDisk::new(1);
+    let disk = SimDisk::unmapped(1);
     let (journal, mut writer, _) = open(&disk);
     append(&mut writer, 1..=3, 100);
     disk.fail_writes(Some(ErrorKind::StorageFull));
@@ -55,7 +55,7 @@ fn a_full_disk_in_the_middle_of_a_frame() {
 
 #[test]
 fn the_remains_of_a_refused_frame_are_a_torn_tail_at_most() {
-    let disk = SimDisk::new(1);
+    let disk = SimDisk::unmapped(1);
     let (_, mut writer, _) = open(&disk);
     append(&mut writer, 1..=3, 100);
     disk.fail_writes(Some(ErrorKind::StorageFull));
@@ -69,7 +69,7 @@ fn the_remains_of_a_refused_frame_are_a_torn_tail_at_most() {
 
 #[test]
 fn a_write_that_fails_otherwise_ends_the_log() {
-    let disk = SimDisk::new(1);
+    let disk = SimDisk::unmapped(1);
     let (journal, mut writer, _) = open(&disk);
     append(&mut writer, 1..=3, 100);
     disk.fail_writes(Some(ErrorKind::Other));
@@ -130,7 +130,7 @@ fn callbacks_hear_once_of_a_failure_wherever_it_was_found() {
         journal.request_sync();
     };
     for fault in [in_an_append, in_a_drop, in_a_callback] {
-        let disk = SimDisk::new(1);
+        let disk = SimDisk::unmapped(1);
         let (journal, mut writer, _) = open(&disk);
         append(&mut writer, 1..=100, 500);
         sync(&journal);
@@ -235,8 +235,8 @@ fn dropping_can_be_interrupted_anywhere() {
 /// next sync makes sure of the file, and the log stops with a reason.
 #[test]
 fn a_segment_that_is_taken_away_ends_the_log() {
-    for shortened in [false, true] {
-        let disk = SimDisk::new(1);
+    for (shortened, mapped) in [(false, false), (false, true), (true, false), (true, true)] {
+        let disk = if mapped { SimDisk::new(1) } else { SimDisk::unmapped(1) };
         let (journal, mut writer, _) = open(&disk);
         append(&mut writer, 1..=3, 100);
         sync(&journal);
@@ -248,8 +248,9 @@ fn a_segment_that_is_taken_away_ends_the_log() {
             disk.take(&name);
             append(&mut writer, 4..=4, 100);
         }
+        // A write makes the file longer again; a store goes into the page and no further.
         append(&mut writer, journal.written() + 1..=journal.written() + 1, 100);
-        if shortened {
+        if shortened && !mapped {
             let file = crate::disk::Disk::open(&disk, &name).unwrap();
             file.shorten(8192 + 100).unwrap();
         }
@@ -260,6 +261,43 @@ fn a_segment_that_is_taken_away_ends_the_log() {
         assert_eq!(journal.synced(), 3);
         assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
     }
+}
+
+/// F20: a store that meets no page. Nothing of it is published. `mapped.rs` has the same with a real file.
+#[test]
+fn a_store_into_a_page_that_is_gone_ends_the_log() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=3, 100);
+    crate::disk::Disk::open(&disk, &crate::segment::name(1)).unwrap().shorten(8192).unwrap();
+    let refused = writer.append(&[b"x"], 0).unwrap_err();
+    assert!(matches!(&refused, AppendError::Failed(e) if e.action == "write"), "{refused}");
+    assert!(refused.to_string().contains("it was shortened"), "{refused}");
+    assert_eq!((journal.written(), journal.synced()), (3, 0));
+    assert!(matches!(journal.health(), Health::Failed(_)));
+    assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+}
+
+/// F1: a process may be killed between any two stores of a frame. What was published is there, and what the frame
+/// left is a torn tail at most.
+#[test]
+fn a_store_can_be_interrupted_anywhere() {
+    let mut torn = 0;
+    for stop in 0..40 {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=2, 300);
+        disk.stop_after(stop);
+        while let Ok(index) = writer.append(&[&payload(journal.written() + 1, 300)], 0) {
+            assert!(index < 20);
+        }
+        let written = journal.written();
+        let (after, _writer, recovery) = open(&disk.kill());
+        assert_eq!(recovery.last_index, written);
+        torn += u32::from(recovery.cut.is_some_and(|cut| cut.index == written + 1 && cut.lost.is_none()));
+        check(&after, written, 300);
+    }
+    assert!(torn > 20, "{torn}");
 }
 
 /// F9: no space for the state and for a named position; both work again when there is some.

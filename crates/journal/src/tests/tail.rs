@@ -1,9 +1,20 @@
 //! Tailers against a model that holds all entries: seeking, both directions, ranges, marks in between.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CursorError, Level, LogView, RiskPolicy, Seek, Tailer, Terms, Visibility, WaitStrategy};
+use crate::disk::{Disk, RealDisk};
+use crate::error::DiskError;
+use crate::journal::Shared;
+use crate::scan::Scanner;
+use crate::segment::Segment;
+use crate::tail::Source;
+use crate::{
+    CursorError, Level, LogView, RiskPolicy, Seek, Tailer, Terms, Visibility, WaitStrategy, Watermarks,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -37,10 +48,10 @@ fn contents() -> impl Strategy<Value = Vec<Option<(u64, usize)>>> {
 /// Index, time and length of each entry.
 type Model = Vec<(u64, u64, usize)>;
 
-fn make(disk: &SimDisk, contents: &[Option<(u64, usize)>]) -> (Journal, Writer, Model) {
+fn make(disk: Arc<dyn Disk>, contents: &[Option<(u64, usize)>]) -> (Journal, Writer, Model) {
     let risk = RiskPolicy { announce: true, ..RiskPolicy::default() };
     let options = Options { risk: Some(risk), ..options() };
-    let (journal, mut writer, _) = Journal::open_on(Arc::new(disk.clone()), options).unwrap();
+    let (journal, mut writer, _) = Journal::open_on(disk, options).unwrap();
     let (mut model, mut time) = (Vec::new(), 0);
     for item in contents {
         match item {
@@ -128,7 +139,7 @@ proptest! {
     #[test]
     fn tailers_agree_with_a_scan(contents in contents(), steps in steps(), drop_at in 0u64..100, reopen: bool) {
         let disk = SimDisk::new(3);
-        let (mut journal, mut writer, model) = make(&disk, &contents);
+        let (mut journal, mut writer, model) = make(Arc::new(disk.clone()), &contents);
         if reopen {
             drop(writer);
             (journal, writer, _) = open(&disk);
@@ -148,7 +159,7 @@ proptest! {
     #[test]
     fn ranges_show_what_lies_in_them(contents in contents(), start in 0u64..200, len in 0u64..100) {
         let disk = SimDisk::new(3);
-        let (journal, _writer, model) = make(&disk, &contents);
+        let (journal, _writer, model) = make(Arc::new(disk.clone()), &contents);
         let range = start..start + len;
         let expected: Vec<_> = model.iter().filter(|e| range.contains(&e.1)).map(|e| e.0).collect();
         let mut tailer = journal.tailer().with_times(range.clone());
@@ -166,6 +177,71 @@ proptest! {
         }
         prop_assert_eq!(&backward, &expected);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// I18 and I20 on real files: tailers that read in memory, beside a view that reads by calls.
+    #[test]
+    fn tailers_in_memory_agree_with_a_scan(contents in contents(), steps in steps(), reopen: bool) {
+        let temp = tempfile::tempdir().unwrap();
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(temp.path()).unwrap());
+        let (mut journal, mut writer, model) = make(disk.clone(), &contents);
+        if reopen {
+            drop(writer);
+            (journal, writer, _) = Journal::open_on(disk, options()).unwrap();
+        }
+        let next = journal.written() + 1;
+        follow(journal.tailer(), &model, 1, next, &steps);
+        follow(LogView::open(temp.path()).unwrap().tailer(), &model, 1, next, &steps);
+        drop(writer);
+        follow(journal.tailer(), &model, 1, next, &steps);
+    }
+}
+
+/// A log whose marks are as they were before the last appends for the first looks at them.
+struct Late {
+    log: Arc<Shared>,
+    looks: AtomicU64,
+}
+
+impl Source for Late {
+    fn refresh(&self) -> Result<(), ReadError> {
+        Ok(())
+    }
+
+    fn watermarks(&self) -> Watermarks {
+        match self.looks.fetch_add(1, Ordering::SeqCst) {
+            0 | 1 => Watermarks::default(),
+            _ => self.log.watermarks(),
+        }
+    }
+
+    fn segments(&self) -> &RwLock<Vec<Arc<Segment>>> {
+        self.log.segments()
+    }
+
+    fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
+        self.log.scanner(segment)
+    }
+
+    fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {
+        self.log.wait(index, visibility, deadline)
+    }
+
+    fn is_ended(&self) -> bool {
+        self.log.is_ended()
+    }
+}
+
+/// An entry that comes after a tailer looked for it and before it waits is not taken for the end of the range.
+#[test]
+fn an_entry_that_comes_before_the_wait_is_found() {
+    let (journal, mut writer, _) = open(&SimDisk::new(1));
+    append(&mut writer, 1..=1, 100);
+    let mut tailer = Tailer::new(Arc::new(Late { log: journal.0.clone(), looks: 0.into() }));
+    assert_eq!(tailer.next_within(LONG).unwrap().map(|entry| entry.index), Some(1));
 }
 
 #[test]

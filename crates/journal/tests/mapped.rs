@@ -1,0 +1,128 @@
+//! Segments in memory, on the real file system: what readers see, and what happens when a file is taken away.
+//!
+//! The folder of these tests must be on a file system whose files are mapped (`disk/real.rs`); elsewhere they check the
+//! same of a log that is written by calls.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rockdove_journal::{
+    AppendError, Cycle, CycleChoice, CycleLength, Health, Journal, LogView, Options, SyncPolicy, WaitError,
+};
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn options() -> Options {
+    Options { segment_bytes: 256 << 10, sync: SyncPolicy::Never, ..Options::default() }
+}
+
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "seg"));
+    files.sort();
+    files
+}
+
+fn shorten(file: &Path, len: u64) {
+    OpenOptions::new().write(true).open(file).unwrap().set_len(len).unwrap();
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !done() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// F20: not a signal that ends the process, but an error that ends the log.
+#[test]
+fn a_file_that_is_shortened_ends_the_log_and_not_the_process() {
+    let temp = tempfile::tempdir().unwrap();
+    let (journal, mut writer, _) = Journal::open(temp.path(), options()).unwrap();
+    let mut tailer = journal.tailer();
+    for _ in 0..100 {
+        writer.append(&[&[7; 200]], 0).unwrap();
+    }
+    assert_eq!(tailer.next_entry().unwrap().unwrap().payload, [7; 200]);
+    shorten(&segments(temp.path())[0], 0);
+    let failure = match writer.append(&[&[7; 200]], 0) {
+        Err(AppendError::Failed(error)) => error.to_string(),
+        // Written by calls: the next sync finds it out.
+        Ok(index) => {
+            shorten(&segments(temp.path())[0], 0);
+            journal.request_sync();
+            match journal.wait_synced_blocking(index, LONG) {
+                Err(WaitError::Failed(error)) => error.to_string(),
+                other => panic!("{other:?}"),
+            }
+        }
+        Err(other) => panic!("{other}"),
+    };
+    assert!(failure.contains("shortened") && failure.contains(".seg"), "{failure}");
+    assert_eq!(journal.synced(), 0);
+    assert!(matches!(journal.health(), Health::Failed(_)));
+    assert!(matches!(writer.append(&[b"x"], 0), Err(AppendError::Failed(_))));
+    while let Ok(Some(entry)) = tailer.next_entry() {
+        assert_eq!(entry.payload, [7; 200], "what is read is what was appended");
+    }
+    assert!(tailer.next_entry().is_err());
+}
+
+/// A reader beside the writer, reading the file by calls, never finds half an entry.
+#[test]
+fn who_reads_the_file_finds_whole_entries() {
+    let temp = tempfile::tempdir().unwrap();
+    let (_journal, mut writer, _) = Journal::open(temp.path(), options()).unwrap();
+    let count = 30_000;
+    let view = LogView::open(temp.path()).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut tailer = view.tailer();
+        for index in 1..=count {
+            let entry = tailer.next_within(LONG).unwrap().unwrap();
+            assert_eq!(entry.index, index);
+            assert!(entry.payload.iter().all(|b| *b == index as u8), "entry {index}");
+            assert_eq!(entry.payload.len() as u64, index % 900);
+        }
+    });
+    for index in 1..=count {
+        let bytes = vec![index as u8; (index % 900) as usize];
+        let (head, tail) = bytes.split_at(bytes.len() / 3);
+        writer.append(&[head, tail], 0).unwrap();
+    }
+    reader.join().unwrap();
+}
+
+/// A segment that was completed early gives its space back only when nobody reads it in memory any more.
+#[test]
+fn a_segment_that_is_read_is_not_shortened() {
+    let temp = tempfile::tempdir().unwrap();
+    let cycle = CycleChoice::Exactly(Some(Cycle::utc(CycleLength::Minute)));
+    let (journal, mut writer, _) = Journal::open(temp.path(), Options { cycle, ..options() }).unwrap();
+    let minute = 60_000_000_000;
+    writer.append(&[&[1; 9000]], minute).unwrap();
+    writer.append(&[&[1; 9000]], minute).unwrap();
+    let first = segments(temp.path())[0].clone();
+    let size = |file: &Path| fs::metadata(file).unwrap().len();
+    let sync = |upto| {
+        journal.request_sync();
+        journal.wait_synced_blocking(upto, LONG).unwrap();
+    };
+    let mut tailer = journal.tailer();
+    assert_eq!(tailer.next_entry().unwrap().unwrap().index, 1);
+    writer.append(&[b"x"], 2 * minute).unwrap();
+    sync(3);
+    writer.append(&[b"x"], 3 * minute).unwrap();
+    sync(4);
+    let second = segments(temp.path())[1].clone();
+    until("the second is shortened", || size(&second) < 256 << 10);
+    let is_mapped = fs::read_to_string("/proc/self/maps").unwrap().contains(first.to_str().unwrap());
+    assert!(!is_mapped || size(&first) == 256 << 10, "shortened while it is mapped");
+    assert_eq!(tailer.next_entry().unwrap().unwrap().payload, [1; 9000]);
+    assert_eq!(tailer.next_entry().unwrap().unwrap().index, 3);
+    writer.append(&[b"x"], 4 * minute).unwrap();
+    sync(5);
+    until("the first is shortened", || size(&first) < 256 << 10);
+    writer.close().unwrap();
+}
