@@ -99,6 +99,7 @@ pub(crate) const fn stride(payload_len: u64) -> u64 {
 
 impl Frame {
     /// Sets `body_crc` for this payload.
+    #[cfg(test)]
     pub(crate) fn with_payload(mut self, log_id: &[u8; 16], parts: &[&[u8]]) -> Self {
         self.body_crc = parts.iter().fold(self.body_digest(log_id), |crc, part| crc.add(part)).value();
         self
@@ -106,16 +107,22 @@ impl Frame {
 
     /// The checksum that becomes `body_crc` once the payload was added to it.
     pub(crate) fn body_digest(&self, log_id: &[u8; 16]) -> Crc32c {
-        // In one piece: a checksum costs more by the call than by the byte at this length.
-        let fields = self.fields();
-        let mut bytes = [0; 16 + (BODY_CRC - LEN) + (DURABLE - INDEX)];
-        put(&mut bytes, 0, log_id);
-        put(&mut bytes, 16, &fields[LEN..BODY_CRC]);
-        put(&mut bytes, 16 + BODY_CRC - LEN, &fields[INDEX..DURABLE]);
-        Crc32c::new().add(&bytes)
+        body_digest(&self.fields(), log_id)
+    }
+
+    /// The header's bytes for this payload, whose checksum it gets, and its link.
+    pub(crate) fn encode_with(&self, log_id: &[u8; 16], parts: &[&[u8]], salt: u64) -> (HeaderBytes, u32) {
+        let mut bytes = self.fields();
+        let digest = body_digest(&bytes, log_id);
+        let body_crc = parts.iter().fold(digest, |crc, part| crc.add(part)).value();
+        put(&mut bytes, BODY_CRC, &body_crc.to_le_bytes());
+        let link = link(&bytes, salt);
+        put(&mut bytes, LINK, &link.to_le_bytes());
+        (bytes, link)
     }
 
     /// The header's bytes, and its link.
+    #[cfg(test)]
     pub(crate) fn encode(&self, salt: u64) -> (HeaderBytes, u32) {
         let mut bytes = self.fields();
         let link = link(&bytes, salt);
@@ -185,6 +192,16 @@ fn link(bytes: &HeaderBytes, salt: u64) -> u32 {
     Crc32c::new().add(&salted).value()
 }
 
+/// See [`Frame::body_digest`].
+fn body_digest(fields: &HeaderBytes, log_id: &[u8; 16]) -> Crc32c {
+    // In one piece: a checksum costs more by the call than by the byte at this length.
+    let mut bytes = [0; 16 + (BODY_CRC - LEN) + (DURABLE - INDEX)];
+    put(&mut bytes, 0, log_id);
+    put(&mut bytes, 16, &fields[LEN..BODY_CRC]);
+    put(&mut bytes, 16 + BODY_CRC - LEN, &fields[INDEX..DURABLE]);
+    Crc32c::new().add(&bytes)
+}
+
 /// Writes a field of a record. The offsets are constants that fit the record.
 pub(crate) fn put(record: &mut [u8], at: usize, field: &[u8]) {
     record[at..at + field.len()].copy_from_slice(field);
@@ -241,6 +258,11 @@ mod tests {
         assert_ne!(whole, crc(frame(), 2, &[b"hello"]));
         assert_ne!(whole, crc(frame(), 1, &[b"hellO"]));
         assert_ne!(whole, crc(Frame { value: 1, ..frame() }, 1, &[b"hello"]));
+        // As it is stored.
+        let (bytes, link) = frame().encode_with(&[1; 16], &[b"hel", b"lo"], 7);
+        let sealed = Frame { body_crc: whole, ..frame() };
+        assert_eq!(Frame::decode(&bytes, 7), Ok((sealed, link)));
+        assert_eq!(sealed.encode(7), (bytes, link));
         // The local part may differ between copies of a log.
         assert_eq!(whole, crc(Frame { durable_upto: 4, prev_link: 9, ..frame() }, 1, &[b"hello"]));
     }

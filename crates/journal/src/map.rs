@@ -330,7 +330,7 @@ mod signal {
 mod tests {
     use super::*;
 
-    const LEN: u64 = 1 << 14;
+    const LEN: u64 = 1 << 12;
 
     pub(super) struct Heap(*mut [AtomicU64]);
 
@@ -444,6 +444,6 @@ mod tests {
         assert!(writer.store(80, &header(1), &[b"abc"]).is_err());
         assert!(writer.store(80, &header(1), &[b"abc"]).is_err(), "it stays lost");
         assert!(writer.window.is_lost() && !other.window.is_lost());
-        assert!(other.store(8192, &header(1), &[]).is_err());
+        assert!(other.store(2048, &header(1), &[]).is_err());
     }
 }

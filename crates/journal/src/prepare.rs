@@ -6,6 +6,10 @@
 //! every page of it in the cache. The first segment of a log and segments for one large entry are made when they are
 //! needed, their space only reserved.
 //!
+//! What is synced before a file gets its name is its space and its header: reserved space reads as zeros whether or not
+//! zeros were written. Those are synced once the spare has lain for a while. Appends that use up a segment sooner
+//! would wait for that, and write over the zeros before the disk has them.
+//!
 //! The pages are not put into the page table ahead (`MADV_POPULATE_WRITE`): that marks all of them as changed, so that
 //! the next sync writes the whole segment once more, and each sync undoes it for what it has written. Instead the zeros
 //! are written in pieces of [`FOLIO_BYTES`]: the kernel keeps what one call wrote together, and the first store into
@@ -14,6 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -50,6 +55,9 @@ impl Role {
     }
 }
 
+/// How long a spare lies before its zeros are synced.
+const ZEROS_SYNC_AFTER: Duration = Duration::from_millis(100);
+
 /// A segment file that has no name yet.
 pub(crate) struct Spare {
     temp_name: String,
@@ -83,11 +91,11 @@ impl Spare {
 
     fn write(&mut self, role: Role) -> Result<(), DiskError> {
         self.file.allocate(self.header.size)?;
+        self.file.write_bytes(&self.header.encode(), 0)?;
+        self.file.sync()?;
         if role == Role::Spare {
             self.file.write_zeros(FRAMES_AT, self.header.size, FOLIO_BYTES)?;
         }
-        self.file.write_bytes(&self.header.encode(), 0)?;
-        self.file.sync()?;
         if role != Role::Large {
             self.mapping = self.file.map(FRAMES_AT, FRAMES_AT);
         }
@@ -163,7 +171,10 @@ impl Preparer {
         let mut state = self.desk.state.lock();
         loop {
             match state.made.take() {
-                Some(made) => return made,
+                Some(made) => {
+                    self.desk.changed.notify_all();
+                    return made;
+                }
                 None => self.desk.changed.wait(&mut state),
             }
         }
@@ -192,11 +203,33 @@ impl Desk {
             if let Err(e) = &made {
                 tracing::warn!(error = %e, "no spare segment");
             }
-            let mut state = self.state.lock();
-            state.wanted = false;
-            state.made = Some(made);
-            self.changed.notify_all();
+            // A handle of its own, before the file gets another name: an error of this sync must not be missing from the
+            // syncs of what is appended, and the kernel tells it once for each time that the file was opened.
+            let zeros = made.as_ref().ok().and_then(|spare| folder.open(&spare.temp_name).ok());
+            {
+                let mut state = self.state.lock();
+                state.wanted = false;
+                state.made = Some(made);
+                self.changed.notify_all();
+            }
+            if let Some(zeros) = zeros.filter(|_| self.stays(ZEROS_SYNC_AFTER))
+                && let Err(error) = zeros.sync()
+            {
+                tracing::warn!(%error, "a spare segment cannot be synced");
+            }
         }
+    }
+
+    /// True if the spare is still there after this time, and the thread has nothing else to do.
+    fn stays(&self, time: Duration) -> bool {
+        let mut state = self.state.lock();
+        let deadline = Instant::now() + time;
+        while matches!(state.made, Some(Ok(_))) && !state.stop {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return matches!(state.made, Some(Ok(_))) && !state.stop;
+            }
+        }
+        false
     }
 
     fn wait_for_order(&self) -> bool {

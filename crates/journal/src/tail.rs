@@ -81,6 +81,9 @@ pub enum WaitStrategy {
     SpinThenPark(Duration),
 }
 
+/// How often a tailer that spins looks before it asks for the time, which takes longer than a look.
+const LOOKS_PER_TIME: usize = 32;
+
 /// Where a position was looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -153,6 +156,15 @@ struct Peeked {
     frame: Frame,
     link: u32,
     body: Range<u64>,
+}
+
+/// What lies after the position.
+enum Look {
+    Entry(Peeked),
+    /// Nothing that can be seen yet.
+    Nothing,
+    /// An entry past the end of the range.
+    PastRange,
 }
 
 impl Peeked {
@@ -300,13 +312,16 @@ impl Tailer {
     /// As [`Tailer::next_entry`], waiting for one. `None` after the timeout, at the end of the range, and as soon as
     /// the log was closed.
     pub fn next_within(&mut self, timeout: Duration) -> Result<Option<EntryRef<'_>>, ReadError> {
-        let deadline = deadline_after(timeout);
+        // The clock is not asked while there is something to read.
+        let mut deadline = None;
         let peeked = loop {
-            if let Some(peeked) = self.peek()? {
-                break peeked;
+            match self.look()? {
+                Look::Entry(peeked) => break peeked,
+                Look::PastRange => return Ok(None),
+                Look::Nothing => {}
             }
-            // Something to read that is not shown is the end of the range.
-            if self.limit() >= self.next || !self.wait_until(deadline)? {
+            let deadline = *deadline.get_or_insert_with(|| deadline_after(timeout));
+            if !self.wait_until(deadline)? {
                 return Ok(None);
             }
         };
@@ -323,11 +338,13 @@ impl Tailer {
         if let WaitStrategy::SpinThenPark(time) = self.strategy {
             let end = deadline.min(deadline_after(time));
             while Instant::now() < end {
-                self.source.refresh()?;
-                if self.limit() >= self.next {
-                    return Ok(true);
+                for _ in 0..LOOKS_PER_TIME {
+                    self.source.refresh()?;
+                    if self.limit() >= self.next {
+                        return Ok(true);
+                    }
+                    std::hint::spin_loop();
                 }
-                std::hint::spin_loop();
             }
         }
         loop {
@@ -375,8 +392,15 @@ impl Tailer {
         Ok(Block { segment, scanner, first: start.index, offsets })
     }
 
-    /// Finds and checks the entry after the position, moving past what is not shown.
     fn peek(&mut self) -> Result<Option<Peeked>, ReadError> {
+        Ok(match self.look()? {
+            Look::Entry(peeked) => Some(peeked),
+            Look::Nothing | Look::PastRange => None,
+        })
+    }
+
+    /// Finds and checks the entry after the position, moving past what is not shown.
+    fn look(&mut self) -> Result<Look, ReadError> {
         if self.next > self.limit() {
             self.source.refresh()?;
         }
@@ -397,10 +421,11 @@ impl Tailer {
             } else if peeked.frame.time_ns < self.times.start {
                 self.pass(&peeked);
             } else {
-                return Ok((peeked.frame.time_ns < self.times.end).then_some(peeked));
+                let is_shown = peeked.frame.time_ns < self.times.end;
+                return Ok(if is_shown { Look::Entry(peeked) } else { Look::PastRange });
             }
         }
-        Ok(None)
+        Ok(Look::Nothing)
     }
 
     fn pass(&mut self, peeked: &Peeked) -> &Place {

@@ -742,9 +742,8 @@ impl Core {
         time_ns: u64,
         stamp: &Stamp,
     ) -> ([u8; 64], Last) {
-        let frame =
-            self.next_frame(shared, payload_len, prev, time_ns, stamp).with_payload(&shared.log_id, parts);
-        let (header, link) = frame.encode(self.active.segment.salt);
+        let frame = self.next_frame(shared, payload_len, prev, time_ns, stamp);
+        let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
         (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }
 

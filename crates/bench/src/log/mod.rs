@@ -7,6 +7,7 @@
 //! sent. The schedule never moves.
 
 mod append;
+mod chronicle;
 mod html;
 mod limits;
 mod scenario;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use chronicle::{ChroniclePlan, beside_chronicle};
 pub use html::page;
 
 /// The percentiles of every distribution.

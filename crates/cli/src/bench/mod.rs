@@ -22,6 +22,7 @@ Examples:
   rockdove bench bus latency                 requests on the bus; see rockdove bench bus --help
   rockdove bench bus-compare a.json b.json   two results of bench bus, step by step
   rockdove bench log --html log.html         what durability costs, with the limits of the machine
+  rockdove bench log --chronicle tests/peers/chronicle/run --rate 10000 --seconds 5
   rockdove bench compare --ours 'mongodb://127.0.0.1:27017/?replicaSet=rs0' --theirs mongodb://127.0.0.1:17017";
 
 /// Arguments of `bench`.
@@ -72,6 +73,9 @@ enum Kind {
         /// Write a report with pictures to this file
         #[arg(long)]
         html: Option<PathBuf>,
+        /// Only compare with Chronicle Queue, in turns with this program: tests/peers/chronicle/run
+        #[arg(long, conflicts_with_all = ["html", "runs", "size"])]
+        chronicle: Option<PathBuf>,
     },
     /// Two servers with the same bare client, in turns
     Compare {
@@ -101,10 +105,18 @@ impl Bench {
     pub async fn run(self) -> anyhow::Result<Exit> {
         let report = match self.kind {
             Kind::Micro { stored, exchanges, streams } => micro(stored, exchanges, streams).await?,
-            Kind::Log { dir, rates, size, seconds, runs, entries, json, html } => {
+            Kind::Log { dir, rates, size, seconds, runs, entries, json, html, chronicle } => {
                 let (size, runs, entries) = (size as usize, runs as usize, entries as usize);
-                let plan = log::Plan { dir, rates, size, time: Duration::from_secs(seconds), runs, entries };
-                let outcome = log::run(&plan, |what| eprintln!("{what}…"))?;
+                let time = Duration::from_secs(seconds);
+                let say = |what: &str| eprintln!("{what}…");
+                let outcome = match chronicle {
+                    Some(program) => {
+                        let rate = rates.iter().min().copied().unwrap_or(1);
+                        let plan = log::ChroniclePlan { program, dir, entries, rate, time };
+                        log::beside_chronicle(&plan, say)?
+                    }
+                    None => log::run(&log::Plan { dir, rates, size, time, runs, entries }, say)?,
+                };
                 if let Some(path) = json {
                     std::fs::write(path, format!("{:#}\n", outcome.as_json()))?;
                 }

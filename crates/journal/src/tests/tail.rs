@@ -1,10 +1,20 @@
 //! Tailers against a model that holds all entries: seeking, both directions, ranges, marks in between.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
 use proptest::prelude::*;
 
 use super::*;
 use crate::disk::{Disk, RealDisk};
-use crate::{CursorError, Level, LogView, RiskPolicy, Seek, Tailer, Terms, Visibility, WaitStrategy};
+use crate::error::DiskError;
+use crate::journal::Shared;
+use crate::scan::Scanner;
+use crate::segment::Segment;
+use crate::tail::Source;
+use crate::{
+    CursorError, Level, LogView, RiskPolicy, Seek, Tailer, Terms, Visibility, WaitStrategy, Watermarks,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -188,6 +198,50 @@ proptest! {
         drop(writer);
         follow(journal.tailer(), &model, 1, next, &steps);
     }
+}
+
+/// A log whose marks are as they were before the last appends for the first looks at them.
+struct Late {
+    log: Arc<Shared>,
+    looks: AtomicU64,
+}
+
+impl Source for Late {
+    fn refresh(&self) -> Result<(), ReadError> {
+        Ok(())
+    }
+
+    fn watermarks(&self) -> Watermarks {
+        match self.looks.fetch_add(1, Ordering::SeqCst) {
+            0 | 1 => Watermarks::default(),
+            _ => self.log.watermarks(),
+        }
+    }
+
+    fn segments(&self) -> &RwLock<Vec<Arc<Segment>>> {
+        self.log.segments()
+    }
+
+    fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
+        self.log.scanner(segment)
+    }
+
+    fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {
+        self.log.wait(index, visibility, deadline)
+    }
+
+    fn is_ended(&self) -> bool {
+        self.log.is_ended()
+    }
+}
+
+/// An entry that comes after a tailer looked for it and before it waits is not taken for the end of the range.
+#[test]
+fn an_entry_that_comes_before_the_wait_is_found() {
+    let (journal, mut writer, _) = open(&SimDisk::new(1));
+    append(&mut writer, 1..=1, 100);
+    let mut tailer = Tailer::new(Arc::new(Late { log: journal.0.clone(), looks: 0.into() }));
+    assert_eq!(tailer.next_within(LONG).unwrap().map(|entry| entry.index), Some(1));
 }
 
 #[test]
