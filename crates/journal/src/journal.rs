@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use crate::ack::{Cluster, Level, Watermarks};
+use crate::codec::Key;
 use crate::cursor::{self, CursorError, CursorPosition};
 use crate::cycle::Cycle;
 use crate::disk::{Disk, RealDisk};
@@ -41,6 +42,8 @@ pub(crate) const LOCK: &str = "lock";
 pub(crate) struct Shared {
     pub folder: Folder,
     pub log_id: [u8; 16],
+    /// What payloads are decrypted with.
+    pub key: Option<Key>,
     pub desk: Desk,
     /// Ordered by base; the last one is active. Never empty.
     pub segments: RwLock<Vec<Arc<Segment>>>,
@@ -314,7 +317,9 @@ impl Source for Shared {
 
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
         let file = self.folder.open_read(&segment.name())?;
-        Ok(Scanner::new(file, self.log_id, segment.salt).with_window(segment.window()))
+        Ok(Scanner::new(file, self.log_id, segment.salt)
+            .with_window(segment.window())
+            .with_key(self.key.clone()))
     }
 
     fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {

@@ -18,6 +18,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::ack::{Ack, Level};
+use crate::codec::{Coder, Encoding, Key};
 use crate::control::Synced;
 use crate::cycle::{Cycle, Lap};
 use crate::disk::{FolderLock, Mapping};
@@ -31,6 +32,7 @@ use crate::prepare::{Preparer, Ready, Role, Spare};
 use crate::recover::{self, Recovery, Strictness};
 use crate::risk::{Cause, Weight};
 use crate::segment::{self, FRAMES_AT, Seal, Segment};
+use crate::state::StateFile;
 use crate::sync::{Asked, Desk, Dirty, Syncer};
 
 /// Zeros that fill a frame up to its alignment.
@@ -81,7 +83,10 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         return Err(OpenError::Options(fault));
     }
     let lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
-    let found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
+    let coder = Coder::new(&options.codec)
+        .map_err(|_| OpenError::Options("there is no such level of compression"))?;
+    let mut found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
+    take_key(&folder, &mut found.state_file, options.codec.key.as_ref())?;
     let (log_id, cycle) = (found.state_file.state().log_id, found.state_file.state().cycle.clone());
     let mut segments = found.segments;
     let (active, named) = match found.active {
@@ -113,6 +118,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         release_listeners: Mutex::default(),
         core: Mutex::default(),
         keeper: Mutex::default(),
+        key: options.codec.key,
         is_short: preparer.is_short(),
         untrimmed: Mutex::default(),
     });
@@ -131,6 +137,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         scratch: Vec::new(),
         entries: Vec::new(),
         built: Vec::new(),
+        coder,
     };
     if core.cycle.is_some() {
         core.want_spare();
@@ -143,6 +150,19 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     let syncer = Syncer::start(shared.clone()).map_err(thread)?;
     let writer = Writer { shared: shared.clone(), syncer, keeper, _lock: lock };
     Ok((Journal(shared), writer, found.recovery))
+}
+
+/// Sees to it that a log has one key, once it has one.
+fn take_key(folder: &Folder, state_file: &mut StateFile, key: Option<&Key>) -> Result<(), OpenError> {
+    let asked = key.map(|key| key.check(&state_file.state().log_id));
+    let refuse = |what| Err(OpenError::Key { folder: folder.path(""), what });
+    match (state_file.state().key_check, asked) {
+        (None, None) => Ok(()),
+        (None, check) => Ok(state_file.update(|state| state.key_check = check)?),
+        (Some(_), None) => refuse("it is encrypted, and no key was given"),
+        (Some(stored), Some(asked)) if stored != asked => refuse("it is encrypted with another key"),
+        _ => Ok(()),
+    }
 }
 
 fn activate(spare: Spare, folder: &Folder, base: u64, lap: Option<&Lap>) -> Result<Active, DiskError> {
@@ -445,16 +465,18 @@ struct Stamp {
     largest: u64,
     level: Option<Level>,
     kind: Kind,
+    encoding: Encoding,
 }
 
 impl Stamp {
     fn plain(time_ns: u64) -> Stamp {
-        Stamp { time_ns, value: 0, largest: 0, level: None, kind: Kind::Data }
+        let encoding = Encoding::default();
+        Stamp { time_ns, value: 0, largest: 0, level: None, kind: Kind::Data, encoding }
     }
 
     fn on(terms: Terms) -> Stamp {
         let Terms { time_ns, value, level } = terms;
-        Stamp { time_ns, value, largest: value, level: Some(level), kind: Kind::Data }
+        Stamp { value, largest: value, level: Some(level), ..Stamp::plain(time_ns) }
     }
 
     fn weight(&self, payload_len: u64) -> Weight {
@@ -492,6 +514,8 @@ pub(crate) struct Core {
     entries: Vec<Weight>,
     /// Where payloads are built.
     built: Vec<u8>,
+    /// Makes what is stored of payloads, if that is not they.
+    coder: Option<Coder>,
 }
 
 impl Core {
@@ -510,9 +534,50 @@ impl Core {
     }
 
     fn append(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
+        match self.coder.take() {
+            None => self.append_as_is(shared, parts, stamp),
+            Some(mut coder) => {
+                let appended = self.append_coded(shared, &mut coder, parts, stamp);
+                self.coder = Some(coder);
+                appended
+            }
+        }
+    }
+
+    fn append_as_is(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
         let payload_len = payload_len(parts.iter().map(|p| p.len()))?;
         self.begin();
         let time_ns = self.make_room(shared, payload_len, stamp)?;
+        self.put(shared, parts, payload_len, time_ns, stamp)
+    }
+
+    fn append_coded(
+        &mut self,
+        shared: &Shared,
+        coder: &mut Coder,
+        parts: &[&[u8]],
+        stamp: &Stamp,
+    ) -> Result<u64, AppendError> {
+        payload_len(parts.iter().map(|p| p.len()))?;
+        let payload_len = payload_len([coder.pack(parts)])?;
+        self.begin();
+        let stamp = Stamp { encoding: coder.encoding(), ..*stamp };
+        let time_ns = self.make_room(shared, payload_len, &stamp)?;
+        // Only now is it known where the entry goes.
+        let frame = self.next_frame(shared, payload_len, self.last, time_ns, &stamp);
+        let stored = coder.seal(&frame, &shared.log_id);
+        self.put(shared, &[stored], payload_len, time_ns, &stamp)
+    }
+
+    /// Writes and publishes a frame that has been seen to have room.
+    fn put(
+        &mut self,
+        shared: &Shared,
+        parts: &[&[u8]],
+        payload_len: u32,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> Result<u64, AppendError> {
         let last = if self.active.mapping.is_some() || payload_len as usize <= COPY_BYTES_MAX {
             let last = self.hold(shared, parts, payload_len, self.last, time_ns, stamp)?;
             self.flush(shared, last)?;
@@ -582,6 +647,9 @@ impl Core {
 
     /// A batch has one time, so it cannot pass the end of a cycle in its middle.
     fn append_all(&mut self, shared: &Shared, payloads: &[&[u8]], stamp: &Stamp) -> Result<(), AppendError> {
+        if self.coder.is_some() {
+            return payloads.iter().try_for_each(|payload| self.append(shared, &[payload], stamp).map(drop));
+        }
         self.begin();
         // The last of the frames that are held, which are not part of the log yet.
         let mut ahead: Option<Last> = None;
@@ -657,7 +725,31 @@ impl Core {
             tracing::debug!("a mark of a sync is left out at the end of a segment");
             return Ok(());
         }
-        self.append(shared, &[&mark.encode()], &stamp).map(drop)
+        self.append_as_is(shared, &[&mark.encode()], &stamp).map(drop)
+    }
+
+    /// The next frame, before its payload is known.
+    fn next_frame(
+        &self,
+        shared: &Shared,
+        payload_len: u32,
+        prev: Last,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> Frame {
+        Frame {
+            index: prev.index + 1,
+            term: prev.term,
+            time_ns,
+            value: stamp.value,
+            kind: stamp.kind,
+            encoding: stamp.encoding,
+            level: stamp.level,
+            payload_len,
+            durable_upto: shared.desk.synced(),
+            prev_link: prev.link,
+            ..Frame::default()
+        }
     }
 
     /// The header of the next frame, and what `last` becomes with it.
@@ -670,18 +762,7 @@ impl Core {
         time_ns: u64,
         stamp: &Stamp,
     ) -> ([u8; 64], Last) {
-        let frame = Frame {
-            index: prev.index + 1,
-            term: prev.term,
-            time_ns,
-            value: stamp.value,
-            kind: stamp.kind,
-            level: stamp.level,
-            payload_len,
-            durable_upto: shared.desk.synced(),
-            prev_link: prev.link,
-            ..Frame::default()
-        };
+        let frame = self.next_frame(shared, payload_len, prev, time_ns, stamp);
         let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
         (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }
