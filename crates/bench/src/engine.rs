@@ -26,7 +26,7 @@ pub async fn inserts(count: u64) -> Result<Report> {
     let engine = tokio::task::spawn_blocking(move || Engine::open(options)).await??;
     let ns = Namespace::new("bench", "msg")?;
     let specs = indexes();
-    engine.define(Definition::CreateIndexes { ns: ns.clone(), specs }, Ack::Written).await?;
+    engine.define(Definition::CreateIndexes { ns: ns.clone(), specs }, Ack::WRITTEN).await?;
     let mut chunks = Vec::new();
     for from in (0..count).step_by(CHUNK as usize) {
         chunks.push(insert(&engine, &ns, from, from + CHUNK).await?);

@@ -27,7 +27,7 @@ pub fn write(statements: Vec<Statement>) -> Write {
         statements,
         ordered: true,
         retry: None,
-        ack: Ack::Written,
+        ack: Ack::WRITTEN,
         bypass_validation: false,
         interrupt: None,
     }

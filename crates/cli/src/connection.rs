@@ -2,7 +2,7 @@
 
 use crate::exit::Late;
 use clap::Args;
-use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Message};
+use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -15,15 +15,22 @@ const REACH_LIMIT: Duration = Duration::from_secs(30);
 /// How much longer than its time limit opening a bus may take.
 const LATE_GRACE: Duration = Duration::from_millis(200);
 
-/// Which queue, and where it is.
+/// Where the queues are.
 #[derive(Args, Clone, Debug)]
-pub struct Queue {
+pub struct Database {
     /// Address of the server; its path names the database
     #[arg(long, env = "ROCKDOVE_URI", default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
     uri: String,
     /// Database, instead of the one in the address [default there: rockdove]
     #[arg(long, value_name = "NAME")]
     db: Option<String>,
+}
+
+/// Which queue, and where it is.
+#[derive(Args, Clone, Debug)]
+pub struct Queue {
+    #[command(flatten)]
+    database: Database,
     /// Queue
     #[arg(long = "queue", default_value = "msg", value_name = "NAME")]
     pub name: String,
@@ -33,6 +40,13 @@ pub struct Queue {
 const HINT: &str = "; start one with `rockdove serve`, or name another with --uri";
 
 impl Queue {
+    /// The database itself, without a bus.
+    pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
+        self.database.backend().await
+    }
+}
+
+impl Database {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
         let backend = DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?;
@@ -59,8 +73,9 @@ pub struct Connection {
 
 impl Connection {
     fn bus(&self) -> BusBuilder {
-        let mut bus = Bus::builder(self.queue.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
-        if let Some(database) = &self.queue.db {
+        let mut bus =
+            Bus::builder(self.queue.database.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
+        if let Some(database) = &self.queue.database.db {
             bus = bus.database(database.clone());
         }
         if let Some(id) = &self.sender_id {
@@ -94,9 +109,47 @@ impl Connection {
     }
 }
 
+/// How lasting a send is to be.
+#[derive(Args, Clone, Debug)]
+pub struct Lasting {
+    /// When it counts as sent: async, sync, quorum-sync, replicated, replicated-or-sync or risk; what was reached is
+    /// printed
+    #[arg(long, value_name = "LEVEL", value_parser = str::parse::<Level>)]
+    ack: Option<Level>,
+    /// What would be lost with the message, an integer; without --ack it is sent at level risk
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=VALUE_MAX))]
+    value: Option<i64>,
+    /// Take the nearest stricter level if the server does not know the one that is asked for
+    #[arg(long)]
+    or_stricter: bool,
+}
+
+/// Largest value of a message, 2^53.
+const VALUE_MAX: i64 = 1 << 53;
+
+impl Lasting {
+    /// The options of a send, if any was given.
+    pub fn options(&self) -> Option<SendOptions> {
+        if self.ack.is_none() && self.value.is_none() && !self.or_stricter {
+            return None;
+        }
+        let mut options = SendOptions::new();
+        if let Some(level) = self.ack {
+            options = options.ack(level);
+        }
+        if let Some(value) = self.value {
+            options = options.value(value);
+        }
+        Some(if self.or_stricter { options.or_stricter() } else { options })
+    }
+}
+
 /// How to send.
 #[derive(Args, Clone, Debug)]
 pub struct Sending {
+    /// How lasting.
+    #[command(flatten)]
+    pub lasting: Lasting,
     /// Let exactly one node process the message
     #[arg(long)]
     exclusive: bool,

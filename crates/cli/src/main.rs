@@ -15,9 +15,11 @@ mod payload;
 mod pub_;
 mod reply;
 mod request;
+mod risk;
 mod serve;
 mod signals;
 mod sub;
+mod top;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -41,6 +43,7 @@ enum Command {
     Request(request::Args),
     Reply(reply::Args),
     Doctor(doctor::Args),
+    Top(top::Args),
     Migrate(migrate::Args),
     Log(log::Log),
     /// Measure what things cost, as ratios
@@ -85,6 +88,7 @@ fn run(command: Command) -> anyhow::Result<Exit> {
             Command::Request(args) => request::run(args).await,
             Command::Reply(args) => reply::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
+            Command::Top(args) => top::run(args).await,
             Command::Migrate(args) => migrate::run(args).await,
         }
     })

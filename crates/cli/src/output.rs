@@ -1,7 +1,7 @@
 //! Messages on standard output.
 
 use bson::Bson;
-use rockdove::Message;
+use rockdove::{Level, Message};
 use std::io::{self, Write};
 
 /// Writes one message as a line and flushes it: as extended JSON, or as topic, sender and payload with tabs between.
@@ -10,6 +10,11 @@ pub fn print(message: &Message, json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()
+}
+
+/// The level of acknowledgement that was reached.
+pub fn reached(level: Level, degraded: bool) -> String {
+    format!("{level}{}", if degraded { " (degraded: fewer copies than asked for)" } else { "" })
 }
 
 fn as_json(message: &Message) -> String {

@@ -2,9 +2,9 @@
 
 use crate::connection::{Connection, Sending};
 use crate::exit::{self, Exit};
-use crate::payload;
+use crate::{output, payload};
 use clap::Parser;
-use rockdove::{Bus, BusBuilder, Message};
+use rockdove::{Bus, BusBuilder, Message, Sent};
 use std::io::{self, Write};
 
 const EXAMPLES: &str = "\
@@ -13,9 +13,11 @@ Examples:
   rockdove pub invoice.wanted 4711 --exclusive --ttl 5m
   rockdove pub price.list '[1, 2]' --ttl never
   rockdove pub cache.clear --to node-7
+  rockdove pub payment '{\"amount\": 2500}' --ack sync            waits for the disk
+  rockdove pub payment '{\"amount\": 2500}' --value 2500          waits if too much is at risk (serve --risk-cap)
   date | rockdove pub clock -";
 
-/// Send a message, and print its id
+/// Send a message, and print its id; with --ack or --value also the level that was reached
 #[derive(Parser, Debug)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::HELP))]
 pub struct Args {
@@ -49,12 +51,23 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
 
 async fn send(bus: &Bus, message: &Message, args: &Args) -> anyhow::Result<()> {
     for _ in 0..args.count {
-        let id = bus.publish(message.clone()).await?;
+        let (id, reached) = match args.sending.lasting.options() {
+            None => (bus.publish(message.clone()).await?, None),
+            Some(options) => {
+                let Sent { id, ack, degraded } = bus.publish_with(message.clone(), options).await?;
+                (id, Some((ack, degraded)))
+            }
+        };
         let mut out = io::stdout().lock();
-        if args.json {
-            writeln!(out, "{}", serde_json::json!({ "id": id.to_string() }))?;
-        } else {
-            writeln!(out, "{id}")?;
+        match (reached, args.json) {
+            (None, true) => writeln!(out, "{}", serde_json::json!({ "id": id.to_string() }))?,
+            (None, false) => writeln!(out, "{id}")?,
+            (Some((ack, degraded)), true) => {
+                let sent =
+                    serde_json::json!({ "id": id.to_string(), "ack": ack.name(), "degraded": degraded });
+                writeln!(out, "{sent}")?;
+            }
+            (Some((ack, degraded)), false) => writeln!(out, "{id}\t{}", output::reached(ack, degraded))?,
         }
         out.flush()?;
     }

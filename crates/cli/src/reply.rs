@@ -1,6 +1,6 @@
 //! `rockdove reply`: answer requests with a text, or with what a command prints.
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Lasting};
 use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
 use crate::{output, payload};
@@ -19,6 +19,7 @@ Examples:
   rockdove reply stock.wanted --exec ./stock.sh
   rockdove reply echo --exec cat
   rockdove reply invoice.wanted --text ok --count 1 --timeout 1m
+  rockdove reply payment --text booked --ack sync
 
 --text answers with that text as it is, --payload with key-values, a list or a text, as `pub` sends them.
 
@@ -42,6 +43,8 @@ pub struct Args {
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
     exec: Vec<String>,
     #[command(flatten)]
+    lasting: Lasting,
+    #[command(flatten)]
     limits: Limits,
     /// Print each request as one line of extended JSON
     #[arg(long)]
@@ -63,10 +66,11 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
 
 async fn serve(bus: &Bus, args: &Args) -> anyhow::Result<Exit> {
     let mut requests = bus.listen(args.topic.clone(), 1).await?;
-    follow(&args.limits, async || requests.next().await, async |request| answer(request, args).await).await
+    follow(&args.limits, async || requests.next().await, async |request| answer(bus, request, args).await)
+        .await
 }
 
-async fn answer(request: Incomer, args: &Args) -> anyhow::Result<()> {
+async fn answer(bus: &Bus, request: Incomer, args: &Args) -> anyhow::Result<()> {
     output::print(&request, args.json)?;
     let answer = request.derive_answer();
     let answer = match (&args.text, &args.payload) {
@@ -75,9 +79,17 @@ async fn answer(request: Incomer, args: &Args) -> anyhow::Result<()> {
         (None, None) => execute(&args.exec, &request).await.map(|text| answer.value(text)),
     };
     match answer {
-        Ok(answer) => {
-            request.answer(answer);
-        }
+        Ok(answer) => match args.lasting.options() {
+            None => {
+                request.answer(answer);
+            }
+            Some(options) => {
+                // What fails is an error of the command; the request is given back.
+                let sent = bus.send_answer_with(&request, answer, options).await?;
+                eprintln!("rockdove: answer acknowledged: {}", output::reached(sent.ack, sent.degraded));
+                request.done();
+            }
+        },
         Err(error) => {
             eprintln!("rockdove: {}", exit::one_line(&error));
             request.reject(Reject::new(error.to_string()).continue_processing().send_answer());

@@ -11,7 +11,8 @@ const EXAMPLES: &str = "\
 Examples:
   rockdove request stock.wanted '{\"item\": \"bolt\"}'
   rockdove request morphium.status_info --count 0 --timeout 2s --json
-  rockdove request invoice.wanted 4711 --exclusive --timeout 1m";
+  rockdove request invoice.wanted 4711 --exclusive --timeout 1m
+  rockdove request payment 2500 --exclusive --ack sync    what was reached is said on standard error";
 
 /// Send a request, and print the answers
 #[derive(Parser, Debug)]
@@ -51,7 +52,13 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
 async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Result<Exit> {
     // With standing streams the answer is heard at once rather than polled.
     bus.ready().await;
-    let mut answers = bus.request_stream(message, args.timeout).await?;
+    let mut answers = match args.sending.lasting.options() {
+        None => bus.request_stream(message, args.timeout).await?,
+        Some(options) => bus.request_stream_with(message, options, args.timeout).await?,
+    };
+    if let Some(sent) = answers.sent() {
+        eprintln!("rockdove: request acknowledged: {}", output::reached(sent.ack, sent.degraded));
+    }
     let (mut count, mut rejected) = (0, false);
     while args.count == 0 || count < args.count {
         let Some(answer) = answers.next().await else { break };

@@ -1,6 +1,7 @@
 //! `rockdove serve`: start the bus and run it until it is told to stop.
 
 use crate::exit::Exit;
+use crate::risk::Risk;
 use crate::{logging, signals};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
@@ -16,6 +17,10 @@ Examples:
   rockdove serve --memory                           nothing is kept when it stops
   rockdove serve --listen 0.0.0.0:27017 --advertise bus1.example.com:27017
   rockdove serve --data-dir /var/lib/rockdove --sync always
+  rockdove serve --risk-cap 100000 --risk-field 'shop.mmsg_*=map_value.amount'
+                                                    never more than 100000 acknowledged and not on disk
+  rockdove serve --sync never --risk-single 5000 --risk-age 100
+                                                    5000 and more wait for the disk, the rest is there in 100 ms
 
 Exit codes:
   0    stopped cleanly
@@ -58,6 +63,9 @@ pub struct Serve {
     /// With --sync interval: how long a write may wait for the disk, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     sync_interval: u64,
+    /// What w:"majority" asks for without j:true; Morphium's messages and this program's are sent so
+    #[arg(long, value_enum, default_value_t = Majority::Replicated)]
+    majority: Majority,
     /// Name of the replica set that it presents itself as
     #[arg(long, value_name = "NAME", default_value = "rs0")]
     set_name: String,
@@ -90,6 +98,8 @@ pub struct Serve {
     /// What to log: error, warn, info, debug, trace, or a filter like rockdove_mongo=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = logging::VARIABLE)]
     log: String,
+    #[command(flatten)]
+    risk: Risk,
 }
 
 /// `--sync`.
@@ -101,6 +111,15 @@ enum Sync {
     Interval,
     /// After every batch of writes
     Always,
+}
+
+/// `--majority`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Majority {
+    /// That a majority has received it; on one node: that it is written
+    Replicated,
+    /// That it is on the disks of a majority; on one node: on this one's
+    QuorumSync,
 }
 
 /// `--personality`.
@@ -138,11 +157,14 @@ impl Serve {
             );
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, text).exit();
         }
+        if let Some(fault) = self.risk.fault(self.memory) {
+            clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{fault}\n")).exit();
+        }
         let config = self.config();
         let storage = config.storage.clone();
         // The error's text has its causes in it.
         let server = Server::start(config).await.map_err(|error| anyhow!("{error}"))?;
-        greet(&server, &storage);
+        self.greet(&server, &storage);
         let reason = wait(&server).await;
         eprintln!("rockdove: stopping ({reason})");
         server.stop().await.map_err(|reason| anyhow!("did not stop cleanly: {reason}"))?;
@@ -160,6 +182,9 @@ impl Serve {
                 Sync::Interval => SyncPolicy::Interval(Duration::from_millis(self.sync_interval)),
                 Sync::Always => SyncPolicy::EachBatch,
             },
+            majority_on_disk: self.majority == Majority::QuorumSync,
+            risk: self.risk.policy(),
+            risk_fields: self.risk.fields().to_vec(),
             set_name: self.set_name.clone(),
             personality: match self.personality {
                 As::Mongodb => Personality::Mongodb,
@@ -175,22 +200,29 @@ impl Serve {
             ..Config::default()
         }
     }
-}
 
-/// Says where it listens, where it stores and how to try it.
-fn greet(server: &Server, storage: &Storage) {
-    let uri = server.uri();
-    println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
-    match storage {
-        Storage::Folder(dir) => println!("  stores in  {}{}", dir.display(), recovered(server)),
-        Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
+    /// Says where it listens, where it stores and how to try it.
+    fn greet(&self, server: &Server, storage: &Storage) {
+        let uri = server.uri();
+        println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
+        match storage {
+            Storage::Folder(dir) => println!("  stores in  {}{}", dir.display(), recovered(server)),
+            Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
+        }
+        println!("  connect    {uri}");
+        let majority = match self.majority {
+            Majority::Replicated => {
+                "\"replicated\" (w: majority) means written here; j: true waits for the disk"
+            }
+            Majority::QuorumSync => "w: majority and j: true wait for the disk",
+        };
+        println!("  acks       one node: {majority}");
+        if let Some(policy) = self.risk.describe() {
+            println!("  risk       {policy}");
+        }
+        println!("  try it     rockdove sub orders.created --uri '{uri}'");
+        println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
     }
-    println!("  connect    {uri}");
-    println!(
-        "  acks       one node: \"replicated\" (w: majority) means written here; j: true waits for the disk"
-    );
-    println!("  try it     rockdove sub orders.created --uri '{uri}'");
-    println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
 }
 
 /// What recovery found, in words.

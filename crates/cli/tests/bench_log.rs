@@ -9,7 +9,7 @@ fn a_short_run_writes_figures_curves_and_a_page() {
     let (json, html) = (temp.path().join("log.json"), temp.path().join("log.html"));
     let output = Command::new(env!("CARGO_BIN_EXE_rockdove"))
         .args(["bench", "log", "--dir", temp.path().to_str().unwrap(), "--rate", "1000", "--size", "256"])
-        .args(["--seconds", "1", "--runs", "2", "--entries", "1000"])
+        .args(["--seconds", "1", "--runs", "2", "--entries", "1000", "--large", "1"])
         .args(["--json", json.to_str().unwrap(), "--html", html.to_str().unwrap()])
         .output()
         .unwrap();

@@ -278,3 +278,37 @@ fn a_closed_pipe_ends_the_output_quietly() {
     let output = child.wait_with_output().unwrap();
     assert!(output.stderr.is_empty(), "{output:?}");
 }
+
+#[test]
+fn an_encrypted_and_compressed_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plain, coded) = (dir.path().join("plain"), dir.path().join("coded"));
+    fill(&plain);
+    let (key, other, lines_file) =
+        (dir.path().join("key"), dir.path().join("other"), dir.path().join("lines"));
+    std::fs::write(&key, format!("{}\n", "0b".repeat(32))).unwrap();
+    std::fs::write(&other, "0c".repeat(32)).unwrap();
+    let (key, other, lines_file) =
+        (key.to_str().unwrap(), other.to_str().unwrap(), lines_file.to_str().unwrap());
+    stdout(&log(&["export", "-o", lines_file], &plain));
+    stdout(&log(&["import", lines_file, "--key-file", key, "--compress"], &coded));
+    assert_eq!(lines(&["dump", "--key-file", key], &coded), lines(&["dump"], &plain));
+    assert_eq!(lines(&["export", "--key-file", key], &coded), lines(&["export"], &plain));
+    stdout(&log(&["verify"], &coded));
+    for (arguments, problem) in [
+        (&["dump"][..], "no key was given"),
+        (&["tail"], "no key was given"),
+        (&["dump", "--key-file", other], "another key"),
+        (&["import", lines_file, "--key-file", other], "another key"),
+        (&["import", lines_file], "no key was given"),
+        (&["prune", "--keep", "1KiB"], "no key was given"),
+        (&["dump", "--key-file", lines_file], "64 hexadecimal digits"),
+        (&["dump", "--key-file", "/nowhere/key"], "cannot read"),
+    ] {
+        let refused = log(arguments, &coded);
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{arguments:?}: {text}");
+        assert!(text.contains(problem) && text.lines().count() == 1, "{arguments:?}: {text}");
+    }
+    assert_eq!(lines(&["dump", "--key-file", key], &coded).len() as u64, COUNT, "nothing was added");
+}

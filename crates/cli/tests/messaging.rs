@@ -1,7 +1,8 @@
 //! The messaging commands and the library against a running server, killed participants included.
 
 use bson::doc;
-use rockdove::{Bus, Layout, Message};
+use rockdove::backend::{Backend, Find};
+use rockdove::{Bus, DriverBackend, Layout, Level, Message, SendError, SendOptions};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -111,19 +112,55 @@ impl Server {
     }
 }
 
-/// Stands between a node and the server: passes bytes on, holds them back, or cuts every connection.
+/// Stands before a server so that it looks like another's: its `hello` does not name the field `rockdove`.
+async fn as_foreign(server: u16) -> u16 {
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let Ok(mut server) = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await else {
+                return;
+            };
+            tokio::spawn(async move {
+                let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                    (client.split(), server.split());
+                let back = async {
+                    // Whole messages, so that no name is taken apart.
+                    while let Ok(length) = from_server.read_u32_le().await {
+                        let mut message = vec![0; length as usize];
+                        message[..4].copy_from_slice(&length.to_le_bytes());
+                        from_server.read_exact(&mut message[4..]).await?;
+                        let name = b"\x03rockdove\0";
+                        if let Some(at) = message.windows(name.len()).position(|window| window == name) {
+                            message[at + 1] = b'_';
+                        }
+                        to_client.write_all(&message).await?;
+                    }
+                    Ok::<_, std::io::Error>(())
+                };
+                tokio::select! {
+                    _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+                    _ = back => {}
+                }
+            });
+        }
+    });
+    port
+}
+
+/// Stands between a node and the server: passes bytes on, holds them back, or closes or resets every connection.
 struct Proxy {
     port: u16,
     frozen: watch::Sender<bool>,
-    /// Counts the cuts.
-    cuts: watch::Sender<u64>,
+    /// Counts the cuts; whether the last one was a reset.
+    cuts: watch::Sender<(u64, bool)>,
 }
 
 impl Proxy {
     async fn start(server: u16) -> Self {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new(0));
+        let (frozen, cuts) = (watch::Sender::new(false), watch::Sender::new((0, false)));
         let (freezing, cutting) = (frozen.subscribe(), cuts.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -136,10 +173,16 @@ impl Proxy {
                     };
                     let ((from_client, to_client), (from_server, to_server)) =
                         (client.into_split(), server.into_split());
+                    let (mut to_client, mut to_server) = (to_client, to_server);
                     tokio::select! {
-                        () = pass_on(from_client, to_server, freezing.clone()) => {}
-                        () = pass_on(from_server, to_client, freezing) => {}
+                        () = pass_on(from_client, &mut to_server, freezing.clone()) => {}
+                        () = pass_on(from_server, &mut to_client, freezing) => {}
                         _ = cutting.changed() => {}
+                    }
+                    if cutting.borrow().1 {
+                        for end in [to_client, to_server] {
+                            end.as_ref().set_zero_linger().unwrap();
+                        }
                     }
                 });
             }
@@ -153,12 +196,12 @@ impl Proxy {
         self.frozen.send_replace(false);
     }
 
-    fn cut(&self) {
-        self.cuts.send_modify(|count| *count += 1);
+    fn cut(&self, reset: bool) {
+        self.cuts.send_modify(|cuts| *cuts = (cuts.0 + 1, reset));
     }
 }
 
-async fn pass_on(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
+async fn pass_on(mut from: OwnedReadHalf, to: &mut OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         if frozen.wait_for(|frozen| !frozen).await.is_err() || to.write_all(&buffer[..length]).await.is_err()
@@ -261,6 +304,60 @@ fn the_doctor_says_what_is_wrong() {
             text(&found).lines().any(|line| line.contains("\"Recipients\"") && line.contains("nobody (1)"));
         assert!(problem && found.status.code() == Some(4), "{}", text(&found));
     }
+}
+
+#[test]
+fn top_shows_what_goes_on() {
+    let server = Server::start();
+    assert_eq!(text(&server.run(&["top", "--once"])), "no queue in this database\n");
+    for layout in Layout::ALL {
+        let queue = format!("q-{}", layout.name());
+        let mode = ["--layout", layout.name(), "--queue", &queue];
+        let (_sub, lines) = server.start_lines(&[&["sub", "t", "--sender-id", "n1"], &mode[..]].concat());
+        server.run(&[&["pub", "t", "heard"], &mode[..]].concat());
+        lines.recv_timeout(LIMIT).unwrap();
+        server.run(
+            &[&["pub", "other", "waits", "--count", "3", "--exclusive", "--ttl", "5m"], &mode[..]].concat(),
+        );
+        let look = server.run(&["top", "--once", "--json", "--queue", &queue, "--interval", "200ms"]);
+        assert_eq!(look.status.code(), Some(0), "{look:?}");
+        let sample: serde_json::Value = serde_json::from_str(&text(&look)).unwrap();
+        let queues = sample["queues"].as_array().unwrap();
+        let (shown, other) = (&queues[0], &queues[0]["topics"][0]);
+        assert_eq!((queues.len(), &shown["queue"]), (1, &queue.as_str().into()));
+        assert_eq!(shown["layouts"], serde_json::json!([layout.name()]));
+        assert_eq!(
+            (&other["topic"], &other["waiting"], &other["exclusive"]),
+            (&"other".into(), &3.into(), &3.into())
+        );
+        assert!(other["sent_per_s"].is_f64() && other["oldest_ms"].is_i64(), "{sample}");
+        let node = &shown["participants"][0];
+        assert!(node["id"] == "n1" && node["alive"] == true && node["locks"] == 0, "{sample}");
+        // Rates of what is sent while it looks.
+        let (_top, looks) = server.start_lines(&["top", "--json", "--queue", &queue, "--interval", "100ms"]);
+        looks.recv_timeout(LIMIT).unwrap();
+        server.run(&[&["pub", "t", "again", "--count", "5"], &mode[..]].concat());
+        let counted = |line: String| {
+            let sample: serde_json::Value = serde_json::from_str(&line).unwrap();
+            let topics = sample["queues"][0]["topics"].as_array().unwrap().clone();
+            let t = topics.iter().find(|topic| topic["topic"] == "t").expect("t").clone();
+            (
+                t["sent_per_s"].as_f64() > Some(0.0),
+                t["done_per_s"].as_f64() > Some(0.0) && t["lag_ms"].is_i64(),
+            )
+        };
+        let (mut sent, mut done) = (false, false);
+        while !(sent && done) {
+            let (some_sent, some_done) = counted(looks.recv_timeout(LIMIT).unwrap());
+            (sent, done) = (sent || some_sent, done || some_done);
+        }
+    }
+    let all = text(&server.run(&["top", "--once", "--interval", "100ms"]));
+    for layout in Layout::ALL {
+        assert!(all.contains(&format!("queue q-{0}: {0}; ", layout.name())), "{all}");
+    }
+    assert!(all.contains("TOPIC") && all.contains("other "), "{all}");
+    assert_eq!(server.run(&["top", "--once", "--interval", "1ms"]).status.code(), Some(2));
 }
 
 #[test]
@@ -382,6 +479,122 @@ fn messages_that_never_expire() {
     assert!(heard["timing_out"] == false && heard["delete_at"].is_null(), "{heard}");
 }
 
+/// A server that syncs only for what asks for it, with a cap of 10 on what is at risk.
+fn capped(dir: &Path) -> Server {
+    let dir = dir.display().to_string();
+    let args = [
+        "--data-dir",
+        &dir,
+        "--sync",
+        "never",
+        "--risk-cap",
+        "10",
+        "--risk-field",
+        "shop.msg=map_value.amount",
+    ];
+    Server::start_with(args.map(str::to_owned).to_vec())
+}
+
+/// What `pub --json` says of the level, or its error.
+fn sent(output: &Output) -> Result<(String, bool), String> {
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let sent: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    Ok((sent["ack"].as_str().unwrap().to_owned(), sent["degraded"].as_bool().unwrap()))
+}
+
+#[test]
+fn levels_are_reached_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = capped(dir.path());
+    let ack = |args: &[&str]| sent(&server.run(&[&["pub", "t", "--json"], args].concat()));
+    let is = |level: &str, degraded| Ok((level.to_owned(), degraded));
+    assert_eq!(ack(&["--ack", "async"]), is("async", false));
+    assert_eq!(ack(&["--ack", "replicated"]), is("async", true));
+    assert_eq!(ack(&["--ack", "sync"]), is("sync", false));
+    assert_eq!(ack(&["--value", "4"]), is("async", true));
+    assert_eq!(ack(&["--value", "40"]), is("sync", false));
+    assert_eq!(
+        ack(&["{\"amount\": 40}", "--ack", "async"]),
+        is("sync", false),
+        "the value is in the document"
+    );
+    let plain = server.run(&["pub", "t", "--ack", "sync"]);
+    assert!(text(&plain).trim_end().ends_with("\tsync"), "{plain:?}");
+    assert!(!text(&server.run(&["pub", "t"])).contains('\t'), "who does not ask gets the id alone");
+    let (_replier, requests) = server.start_lines(&["reply", "q", "--text", "yes", "--ack", "sync"]);
+    let answer = server.run(&["request", "q", "--value", "40", "--timeout", "30s"]);
+    assert!(answer.status.success() && text(&answer).contains("yes"), "{answer:?}");
+    assert!(String::from_utf8_lossy(&answer.stderr).contains("acknowledged: sync"), "{answer:?}");
+    requests.recv_timeout(LIMIT).unwrap();
+    for wrong in [&["--ack", "best"], &["--value", "-1"], &["--value", "1.5"]] {
+        assert_eq!(server.run(&[&["pub", "t"][..], wrong].concat()).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_another_server_levels_become_write_concerns() {
+    let mut server = Server::start();
+    let port = as_foreign(server.port).await;
+    server.uri = server.uri.replace(&server.port.to_string(), &port.to_string());
+    let ack = |args: &[&str]| sent(&server.run(&[&["pub", "t", "--json"], args].concat()));
+    let is = |level: &str| Ok((level.to_owned(), false));
+    assert_eq!(ack(&["--ack", "async"]), is("async"));
+    assert_eq!(ack(&["--ack", "sync"]), is("quorum-sync"));
+    assert_eq!(ack(&["--ack", "replicated-or-sync"]), is("replicated"));
+    for about_value in [&["--ack", "risk"][..], &["--value", "5"], &["--ack", "sync", "--value", "5"]] {
+        assert!(ack(about_value).unwrap_err().contains("value at risk"), "{about_value:?}");
+    }
+    assert_eq!(ack(&["--value", "5", "--or-stricter"]), is("quorum-sync"));
+    let bus = server.bus(Layout::Standard, "a").await;
+    let refused = bus.publish_with(Message::new("t"), SendOptions::new().value(5)).await;
+    assert!(matches!(refused, Err(SendError::Level(_))), "{refused:?}");
+    bus.shutdown().await;
+}
+
+/// The kernel lives on, so this shows that nothing acknowledged stayed in the process, not that the disk has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_as_synced_is_there_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = capped(dir.path());
+    let acked: Arc<Mutex<HashSet<String>>> = Arc::default();
+    let mut senders = Vec::new();
+    for n in 0..4 {
+        let bus = server.bus(Layout::Standard, &format!("sender-{n}")).await;
+        let acked = acked.clone();
+        senders.push(tokio::spawn(async move {
+            for k in 0..100 {
+                let options = match k % 3 {
+                    0 => SendOptions::new().value(k),
+                    _ => SendOptions::new().ack(Level::Sync),
+                };
+                let sent = bus.publish_with(Message::new("t").never_expires(), options).await.unwrap();
+                assert!(sent.ack == Level::Sync || k % 3 == 0 && k <= 10, "{sent:?}");
+                acked.lock().unwrap().insert(sent.id.to_string());
+            }
+            bus.shutdown().await;
+        }));
+    }
+    let count = || acked.lock().unwrap().len();
+    for step in [50, 200] {
+        eventually("some acknowledged", async || count() >= step).await;
+        server.kill_and_restart();
+    }
+    for sender in senders {
+        sender.await.unwrap();
+    }
+    server.kill_and_restart();
+    let stored = DriverBackend::connect(&server.uri, None, "test").await.unwrap();
+    let found = stored.find("msg", Find::default()).await.unwrap();
+    let kept: HashSet<String> = found
+        .into_iter()
+        .map(|message| Message::from_document(message).unwrap().id.unwrap().to_string())
+        .collect();
+    assert_eq!(count(), 400);
+    assert!(acked.lock().unwrap().is_subset(&kept));
+}
+
 #[test]
 fn no_server_is_one_line_and_soon() {
     let server = Server {
@@ -394,9 +607,14 @@ fn no_server_is_one_line_and_soon() {
             format!("mongodb://127.0.0.1:{port}/?directConnection=true")
         },
     };
-    for args in
-        [&["pub", "t"][..], &["sub", "t"], &["request", "t"], &["reply", "t", "--text", "x"], &["doctor"]]
-    {
+    for args in [
+        &["pub", "t"][..],
+        &["sub", "t"],
+        &["request", "t"],
+        &["reply", "t", "--text", "x"],
+        &["doctor"],
+        &["top"],
+    ] {
         let output = server.run(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{args:?}: {said}");
@@ -521,7 +739,7 @@ in_every_layout! {
         worker.shutdown().await;
     }
 
-    // A node's connections are cut and frozen while it works. It loses nothing, repeats nothing, and answers.
+    // A node's connections are closed, reset and frozen while it works. It loses nothing, repeats nothing, and answers.
     async fn a_bad_network_loses_and_repeats_nothing(layout) {
         const MESSAGES: usize = 300;
         let server = Server::start();
@@ -548,9 +766,9 @@ in_every_layout! {
             }
         };
         let disturb = async {
-            for _ in 0..4 {
+            for reset in [false, true, false, true] {
                 tokio::time::sleep(Duration::from_millis(150)).await;
-                proxy.cut();
+                proxy.cut(reset);
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 proxy.freeze(Duration::from_millis(100)).await;
             }
@@ -563,7 +781,7 @@ in_every_layout! {
         values.sort_unstable();
         values.dedup();
         assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
-        proxy.cut();
+        proxy.cut(true);
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
         sender.shutdown().await;
         worker.shutdown().await;

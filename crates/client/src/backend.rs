@@ -6,6 +6,7 @@
 use bson::{Bson, Document};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use rockdove_engine::Level;
 use rockdove_messages::MessageId;
 use std::error::Error;
 use std::fmt;
@@ -32,6 +33,10 @@ pub enum BackendErrorKind {
     IndexConflict,
     /// The collection is not there.
     Missing,
+    /// It does not know the level of acknowledgement that was asked for; nothing was done.
+    Unsupported,
+    /// It was done, but not acknowledged as asked for, and will not be.
+    NotAcknowledged,
     /// The answer holds a document that is not valid, or nests too deep.
     Malformed,
     /// Anything else: refused, unsupported, misconfigured.
@@ -87,6 +92,19 @@ pub enum Durability {
     Majority,
     /// Whatever the server does by default: no write concern is sent.
     ServerDefault,
+}
+
+pub use crate::ack::Wish;
+
+/// What became of an insert at a level.
+#[derive(Debug)]
+pub struct Inserted {
+    /// Why the document was not inserted, if it was not.
+    pub refused: Option<BackendError>,
+    /// The level that was reached, by it and by what was there before.
+    pub level: Level,
+    /// Whether there are fewer copies than were asked for.
+    pub degraded: bool,
 }
 
 /// One document of a bulk insert that was not inserted.
@@ -190,6 +208,20 @@ pub trait Backend: Send + Sync + 'static {
         documents: Vec<Document>,
         durability: Durability,
     ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>>;
+
+    /// Inserts one document and waits for a level of acknowledgement. The error is
+    /// [`Unsupported`](BackendErrorKind::Unsupported) where that is not known, as it is by default.
+    fn insert_acked<'a>(
+        &'a self,
+        collection: &'a str,
+        document: Document,
+        wish: Wish,
+    ) -> BoxFuture<'a, BackendResult<Inserted>> {
+        let _ = (collection, document);
+        let text = format!("this back end does not know acknowledgement level `{}`", wish.level);
+        let error = BackendError::new(BackendErrorKind::Unsupported, text);
+        futures_util::future::ready(Err(error)).boxed()
+    }
 
     /// Reads documents.
     fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>>;

@@ -1,5 +1,6 @@
 //! The bus: one messaging node, and the handle an application holds.
 
+use crate::ack::{SendOptions, Sent};
 use crate::backend::Backend;
 use crate::clock::{self, WallClock};
 use crate::driver::DriverBackend;
@@ -86,6 +87,11 @@ impl Bus {
         self.node.send(message).await
     }
 
+    /// Sends a message at a level of acknowledgement, or with a value at risk; what was reached.
+    pub async fn publish_with(&self, message: Message, options: SendOptions) -> Result<Sent, SendError> {
+        self.node.send_with(message, options).await
+    }
+
     /// Sends many messages, in bulks of a thousand. Those that could not be sent are named in the error; the others
     /// were sent.
     pub async fn send_many(&self, messages: Vec<Message>) -> Result<Vec<MessageId>, SendManyError> {
@@ -104,21 +110,24 @@ impl Bus {
         self.node.send_answer(request, answer).await
     }
 
+    /// As [`send_answer`](Self::send_answer), at a level of acknowledgement or with a value at risk.
+    pub async fn send_answer_with(
+        &self,
+        request: &Message,
+        answer: Message,
+        options: SendOptions,
+    ) -> Result<Sent, SendError> {
+        self.node.send_with(self.node.addressed(request, answer), options).await
+    }
+
     /// Sends many answers to one request.
     pub async fn send_answers(
         &self,
         request: &Message,
         answers: Vec<Message>,
     ) -> Result<Vec<MessageId>, SendManyError> {
-        let mut prepared = Vec::with_capacity(answers.len());
-        for answer in answers {
-            let mut answer = answer.answering(request);
-            if answer.sender == SELF && !answer.recipients.contains(&self.node.me) {
-                answer.recipients.push(self.node.me.clone());
-            }
-            prepared.push(answer);
-        }
-        self.node.send_many(prepared).await
+        let addressed = answers.into_iter().map(|answer| self.node.addressed(request, answer));
+        self.node.send_many(addressed.collect()).await
     }
 
     /// Calls `handler` for every message on `topic`, messages that wait already included.

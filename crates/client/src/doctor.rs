@@ -6,10 +6,11 @@
 use crate::backend::{Backend, BackendResult, Find, Scope, Watch};
 use crate::clock;
 use crate::node::millis;
+use crate::queue;
 use bson::{Bson, Document, doc};
 use rockdove_messages::{
-    DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, NameError, Names, Participant,
-    lock_indexes, message_indexes,
+    DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, Names, Participant, lock_indexes,
+    message_indexes,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -107,17 +108,7 @@ impl Examination {
     }
 }
 
-/// Why a queue could not be examined.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ExamineError {
-    /// The queue's name cannot be used.
-    #[error(transparent)]
-    Name(#[from] NameError),
-    /// The server refused, or could not be reached in time.
-    #[error(transparent)]
-    Backend(#[from] crate::backend::BackendError),
-}
+pub use crate::queue::ExamineError;
 
 /// Examines a queue. Without a layout the one that its participants announce, or that its collections show.
 pub async fn examine(
@@ -138,7 +129,7 @@ pub async fn examine(
     let layouts = match layout {
         Some(layout) => vec![layout],
         None if !announced.is_empty() => announced,
-        None => doctor.layouts_by_collections(queue).await?,
+        None => queue::layouts(backend, queue).await?,
     };
     for layout in &layouts {
         doctor.layout(&Names::new(*layout, queue)?).await?;
@@ -234,55 +225,12 @@ impl Doctor<'_> {
         Ok(())
     }
 
-    /// The layouts whose collections exist.
-    async fn layouts_by_collections(&mut self, queue: &str) -> Result<Vec<Layout>, ExamineError> {
-        let dual = Names::new(Layout::DualChannel, queue)?;
-        let multi = Names::new(Layout::MultiCollection, queue)?;
-        let mut layouts = Vec::new();
-        if self.backend.collections(&dual.base()).await?.contains(&dual.base()) {
-            // What a Standard queue has, a DualChannel queue has, too.
-            let mailboxes = self.backend.collections(&dual.directed_prefix().unwrap_or_default()).await?;
-            layouts.push(if mailboxes.is_empty() { Layout::Standard } else { Layout::DualChannel });
-        }
-        if !self.topics(&multi).await?.is_empty() {
-            layouts.push(Layout::MultiCollection);
-        }
-        Ok(layouts)
-    }
-
-    /// The collections that hold messages of the queue.
-    async fn message_collections(&self, names: &Names) -> BackendResult<Vec<String>> {
-        let mut all = if names.layout() == Layout::MultiCollection {
-            self.topics(names).await?
-        } else {
-            let base = names.base();
-            self.backend.collections(&base).await?.into_iter().filter(|name| *name == base).collect()
-        };
-        if let Some(prefix) = names.directed_prefix() {
-            all.extend(self.backend.collections(&prefix).await?);
-        }
-        Ok(all)
-    }
-
-    /// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the
-    /// other layouts.
-    async fn topics(&self, names: &Names) -> BackendResult<Vec<String>> {
-        let mut all = self.backend.collections(&names.broadcast("")).await?;
-        let locks = names.locks("");
-        let (one_lock, mailboxes) = (format!("{}_lck", names.base()), format!("{}_dm_", names.base()));
-        all.retain(|name| {
-            let is_lock = name.starts_with(&locks) || *name == one_lock;
-            !is_lock && !name.starts_with(&mailboxes) && !name.ends_with("_participants")
-        });
-        Ok(all)
-    }
-
     async fn layout(&mut self, names: &Names) -> BackendResult<()> {
         if names.layout() == Layout::MultiCollection {
             self.neighbours().await?;
         }
         self.change_streams(names).await;
-        for collection in self.message_collections(names).await? {
+        for collection in queue::message_collections(self.backend, names).await? {
             self.messages(&collection, names).await?;
         }
         for collection in self.backend.collections(&names.locks("")).await? {
@@ -412,7 +360,7 @@ impl Doctor<'_> {
                 None => eternal += 1,
                 Some(_) => {}
             }
-            if !self.alive.contains(&lock.lock_id) {
+            if lock.processed.is_none() && !self.alive.contains(&lock.lock_id) {
                 *orphaned.entry(lock.lock_id).or_default() += 1;
             }
         }

@@ -5,7 +5,7 @@
 
 use crate::backend::{
     Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Scope, Updated, Watch, kind_of_code,
+    InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
 };
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::future::BoxFuture;
@@ -16,9 +16,10 @@ use mongodb::change_stream::event::ResumeToken;
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
-use mongodb::options::{ClientOptions, IndexOptions, SelectionCriteria, WriteConcern};
+use mongodb::options::{Acknowledgment, ClientOptions, IndexOptions, SelectionCriteria, WriteConcern};
 use mongodb::{Client, Collection, Database, IndexModel};
 use parking_lot::Mutex;
+use rockdove_engine::Level;
 use rockdove_messages::{IndexDefinition, MessageId};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -29,7 +30,7 @@ use std::time::Duration;
 /// The database of addresses that name none.
 pub const DEFAULT_DATABASE: &str = "rockdove";
 /// The longest a call may take, server selection included.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// How much longer than `max_await` a stream reply may take before the connection counts as dead.
 const STREAM_GRACE: Duration = Duration::from_secs(10);
 /// Most connections, unless the address says otherwise. Each stream occupies one, up to three in all.
@@ -42,12 +43,26 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Events per stream reply.
 const STREAM_BATCH: u32 = 100;
+/// The code of a command with a field that the server does not know.
+const UNKNOWN_FIELD: i32 = 40415;
 
 /// A database on a MongoDB-compatible server.
 #[derive(Clone, Debug)]
 pub struct DriverBackend {
     database: Database,
     servers: Servers,
+    levels: Arc<Mutex<Option<Levels>>>,
+}
+
+/// What the server knows of acknowledgement levels, as its `hello` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Levels {
+    /// Write concerns.
+    Concerns,
+    /// Rockdove's, without value at risk.
+    WithoutRisk,
+    /// All of Rockdove's.
+    All,
 }
 
 /// The servers the driver knows, each with why it did not answer the last time.
@@ -98,7 +113,7 @@ impl DriverBackend {
         let noting = servers.clone();
         options.sdam_event_handler = Some(EventHandler::callback(move |event| noting.note(&event)));
         let client = Client::with_options(options).map_err(convert)?;
-        Ok(Self { database: client.database(&name), servers })
+        Ok(Self { database: client.database(&name), servers, levels: Arc::default() })
     }
 
     /// Waits until a server answers. The error is [`Transient`](BackendErrorKind::Transient), and says who does not
@@ -137,11 +152,92 @@ impl DriverBackend {
 
     /// Uses a database handle of the application.
     pub fn new(database: Database) -> Self {
-        Self { database, servers: Servers::default() }
+        Self { database, servers: Servers::default(), levels: Arc::default() }
     }
 
     fn collection(&self, name: &str) -> Collection<RawDocumentBuf> {
         self.database.collection(name)
+    }
+
+    /// What the server knows; asked once, and again after it turned out to be another.
+    async fn levels(&self) -> BackendResult<Levels> {
+        if let Some(known) = *self.levels.lock() {
+            return Ok(known);
+        }
+        let hello = self.database.run_command(doc! { "hello": 1 }).selection_criteria(primary());
+        let hello = limited(hello.into_future()).await.map_err(LimitedError::into_backend)?;
+        let levels = match hello.get_document("rockdove") {
+            Ok(rockdove) if rockdove.get_i32("acks").is_ok_and(|version| version >= 1) => {
+                if rockdove.get_bool("risk").unwrap_or(false) { Levels::All } else { Levels::WithoutRisk }
+            }
+            _ => Levels::Concerns,
+        };
+        *self.levels.lock() = Some(levels);
+        Ok(levels)
+    }
+
+    /// An insert as Rockdove takes it: the command itself, because no driver's insert has the field.
+    async fn insert_at(&self, collection: &str, document: Document, wish: Wish) -> BackendResult<Inserted> {
+        let mut asked = doc! { "ack": wish.level.name() };
+        if let Some(value) = wish.value {
+            asked.insert("value", i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        let command = doc! { "insert": collection, "documents": [document], "rockdove": asked };
+        let run = self.database.run_raw_command(encode(&command)?).selection_criteria(primary());
+        let reply = limited(run.into_future()).await.map_err(|error| match error {
+            // Another server has taken its place: it is asked what it knows when this is tried again.
+            LimitedError::Driver(error) if code_of(&error) == Some(UNKNOWN_FIELD) => {
+                *self.levels.lock() = None;
+                BackendError::new(BackendErrorKind::Transient, text_of(&error))
+            }
+            error => error.into_backend(),
+        })?;
+        if let Ok(failed) = reply.get_document("writeConcernError") {
+            let number = failed.get_i32("code").unwrap_or_default();
+            let kind = match kind_of_code(number) {
+                Some(BackendErrorKind::Transient) => BackendErrorKind::Transient,
+                _ => BackendErrorKind::NotAcknowledged,
+            };
+            return Err(BackendError::new(kind, failed.get_str("errmsg").unwrap_or("write concern error")));
+        }
+        let refused = reply.get_array("writeErrors").ok().and_then(|errors| errors.first()?.as_document());
+        let refused = refused.map(|refused| {
+            let kind = refused.get_i32("code").ok().and_then(kind_of_code).unwrap_or(BackendErrorKind::Other);
+            BackendError::new(kind, refused.get_str("errmsg").unwrap_or("the insert was refused"))
+        });
+        let told = reply.get_document("rockdove").ok();
+        let level = told.and_then(|told| told.get_str("ack").ok()?.parse().ok());
+        let level: Level = level.ok_or_else(|| {
+            BackendError::new(BackendErrorKind::Malformed, "the server does not say which level was reached")
+        })?;
+        let degraded = told.is_some_and(|told| told.get_bool("degraded").unwrap_or(true));
+        Ok(Inserted { refused, level, degraded })
+    }
+
+    /// An insert with the write concern that promises as much as the level.
+    async fn insert_concerned(
+        &self,
+        collection: &str,
+        document: Document,
+        level: Level,
+    ) -> BackendResult<Inserted> {
+        let (concern, level) = concern_of(level);
+        let collection = self.collection(collection);
+        let action = collection.insert_one(encode(&document)?).write_concern(concern);
+        let refused = match limited(action.into_future()).await {
+            Ok(_) => None,
+            Err(LimitedError::Driver(error)) => match error.kind.as_ref() {
+                ErrorKind::Write(WriteFailure::WriteConcernError(concern))
+                    if kind_of_code(concern.code) != Some(BackendErrorKind::Transient) =>
+                {
+                    return Err(BackendError::new(BackendErrorKind::NotAcknowledged, text_of(&error)));
+                }
+                ErrorKind::Write(WriteFailure::WriteError(_)) => Some(convert(error)),
+                _ => return Err(convert(error)),
+            },
+            Err(LimitedError::Late) => return Err(late()),
+        };
+        Ok(Inserted { refused, level, degraded: false })
     }
 }
 
@@ -162,6 +258,41 @@ impl Backend for DriverBackend {
                 Ok(_) => Ok(Vec::new()),
                 Err(LimitedError::Driver(error)) => insert_failures(error),
                 Err(LimitedError::Late) => Err(late()),
+            }
+        }
+        .boxed()
+    }
+
+    fn insert_acked<'a>(
+        &'a self,
+        collection: &'a str,
+        document: Document,
+        wish: Wish,
+    ) -> BoxFuture<'a, BackendResult<Inserted>> {
+        async move {
+            match self.levels().await? {
+                Levels::All => self.insert_at(collection, document, wish).await,
+                Levels::WithoutRisk if wish.level != Level::Risk => {
+                    self.insert_at(collection, document, wish).await
+                }
+                Levels::WithoutRisk if wish.or_stricter => {
+                    self.insert_at(collection, document, wish.without_risk()).await
+                }
+                Levels::Concerns if !wish.is_about_value() => {
+                    self.insert_concerned(collection, document, wish.level).await
+                }
+                Levels::Concerns if wish.or_stricter => {
+                    self.insert_concerned(collection, document, Level::QuorumSync).await
+                }
+                levels => {
+                    let why = match levels {
+                        Levels::Concerns => "is no Rockdove and knows no value at risk",
+                        _ => "has no risk policy (`rockdove serve --risk-cap`)",
+                    };
+                    let text =
+                        format!("the server {why}; allow a stricter level (`or_stricter`, `--or-stricter`) or ask for another");
+                    Err(BackendError::new(BackendErrorKind::Unsupported, text))
+                }
             }
         }
         .boxed()
@@ -364,6 +495,22 @@ fn encode(document: &Document) -> BackendResult<RawDocumentBuf> {
     RawDocumentBuf::from_bytes(document.to_vec().map_err(other)?).map_err(other)
 }
 
+/// The write concern that promises at least as much as a level, and the level that it comes to.
+fn concern_of(level: Level) -> (WriteConcern, Level) {
+    let mut concern = WriteConcern::majority();
+    match level {
+        Level::Async => {
+            concern.w = Some(Acknowledgment::Nodes(1));
+            (concern, Level::Async)
+        }
+        Level::Replicated | Level::ReplicatedOrSync => (concern, Level::Replicated),
+        Level::Sync | Level::QuorumSync | Level::Risk => {
+            concern.journal = Some(true);
+            (concern, Level::QuorumSync)
+        }
+    }
+}
+
 fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(mongodb::options::ReadPreference::Primary)
 }
@@ -396,8 +543,13 @@ fn late() -> BackendError {
 /// Unordered inserts report each failed document; anything else failed as a whole.
 fn insert_failures(error: Error) -> BackendResult<Vec<InsertFailure>> {
     let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return Err(convert(error)) };
-    if many.write_concern_error.is_some() {
-        return Err(BackendError::new(BackendErrorKind::Transient, text_of(&error)));
+    if let Some(concern) = &many.write_concern_error {
+        // An election may be over when it is tried again; a disk that failed is not.
+        let kind = match kind_of_code(concern.code) {
+            Some(BackendErrorKind::Transient) => BackendErrorKind::Transient,
+            _ => BackendErrorKind::NotAcknowledged,
+        };
+        return Err(BackendError::new(kind, text_of(&error)));
     }
     let failures: Vec<_> = many.write_errors.iter().flatten().map(insert_failure).collect();
     if failures.is_empty() { Err(convert(error)) } else { Ok(failures) }
@@ -479,6 +631,18 @@ mod tests {
         let pushed = read_event(&rawdoc! {"operationType": "lock_released", "lockCollection": "msg_lck"});
         assert_eq!((pushed.change, pushed.id), (Change::LockReleased, None));
         assert_eq!(read_event(&rawdoc! {"x": 1}).change, Change::Other);
+    }
+
+    #[test]
+    fn concerns_promise_as_much_as_levels() {
+        for level in Level::ALL {
+            let (concern, reached) = concern_of(level);
+            let journal = concern.journal == Some(true);
+            let majority = concern.w == Some(Acknowledgment::Majority);
+            assert_eq!(journal, level.stricter(Level::Risk) == level, "{level}");
+            assert_eq!(majority, level != Level::Async, "{level}");
+            assert_eq!(level.stricter(reached), reached, "{level} is not lowered");
+        }
     }
 
     #[test]

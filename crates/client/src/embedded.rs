@@ -5,7 +5,7 @@
 
 use crate::backend::{
     Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Scope, Updated, Watch, kind_of_code,
+    InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
 };
 use crate::bus::{Bus, BusBuilder};
 use crate::driver::DEFAULT_DATABASE;
@@ -19,8 +19,8 @@ use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, UpdateOptions};
 use rockdove_documents::{Doc, Error, Scanned, Value, code};
 use rockdove_engine::{
-    Ack, ChangeStream, Definition, DeleteStatement, Engine, EventPipeline, Namespace, OpenError, Options,
-    Outcome, StartAt, Statement, Token, UpdateStatement, View, Write, WriteReply,
+    Ack, Acked, ChangeStream, Definition, DeleteStatement, Engine, EventPipeline, Level, Namespace,
+    OpenError, Options, Outcome, StartAt, Statement, Token, UpdateStatement, View, Write, WriteReply,
 };
 use rockdove_messages::{IndexDefinition, MessageId};
 use std::collections::VecDeque;
@@ -92,21 +92,19 @@ impl Embedded {
         Namespace::new(&self.database, collection).map_err(convert)
     }
 
-    async fn write(&self, statements: Vec<Statement>) -> BackendResult<WriteReply> {
-        let write = Write {
-            statements,
-            ordered: false,
-            retry: None,
-            ack: Ack::Written,
-            bypass_validation: false,
-            interrupt: None,
-        };
-        self.engine.write(write).await.map_err(convert)
+    async fn write(&self, statements: Vec<Statement>, ack: Ack) -> BackendResult<(WriteReply, Acked)> {
+        let write =
+            Write { statements, ordered: false, retry: None, ack, bypass_validation: false, interrupt: None };
+        let reply = self.engine.write(write).await.map_err(convert)?;
+        let not_acked =
+            |error: &Error| BackendError::new(BackendErrorKind::NotAcknowledged, error.to_string());
+        let acked = *reply.receipt.acked.as_ref().map_err(not_acked)?;
+        Ok((reply, acked))
     }
 
     /// Carries out one statement.
     async fn write_one(&self, statement: BackendResult<Statement>) -> BackendResult<Outcome> {
-        let reply = self.write(vec![statement?]).await?;
+        let (reply, _) = self.write(vec![statement?], Ack::WRITTEN).await?;
         match reply.results.into_iter().next() {
             Some(Ok(outcome)) => Ok(outcome),
             Some(Err(error)) => Err(convert(error.error)),
@@ -196,11 +194,34 @@ impl Backend for Embedded {
         async move {
             let statement = |document| self.insert_statement(collection, document);
             let statements = documents.iter().map(statement).collect::<BackendResult<Vec<_>>>()?;
-            let reply = self.write(statements).await?;
+            let (reply, _) = self.write(statements, Ack::WRITTEN).await?;
             let failed = reply.results.into_iter().enumerate().filter_map(|(index, result)| {
                 result.err().map(|error| InsertFailure { index, error: convert(error.error) })
             });
             Ok(failed.collect())
+        }
+        .boxed()
+    }
+
+    fn insert_acked<'a>(
+        &'a self,
+        collection: &'a str,
+        document: Document,
+        mut wish: Wish,
+    ) -> BoxFuture<'a, BackendResult<Inserted>> {
+        async move {
+            if wish.level == Level::Risk && self.engine.risk().is_none() {
+                if !wish.or_stricter {
+                    let text = "acknowledgement level `risk` needs an engine with a risk policy, or leave to take `sync`";
+                    return Err(BackendError::new(BackendErrorKind::Unsupported, text));
+                }
+                wish = wish.without_risk();
+            }
+            let ack = Ack { value: wish.value.unwrap_or(0), ..Ack::at(wish.level) };
+            let statement = self.insert_statement(collection, &document)?;
+            let (reply, Acked { level, degraded }) = self.write(vec![statement], ack).await?;
+            let refused = reply.results.into_iter().find_map(Result::err).map(|failed| convert(failed.error));
+            Ok(Inserted { refused, level, degraded })
         }
         .boxed()
     }
@@ -250,7 +271,7 @@ impl Backend for Embedded {
         async move {
             let specs = vec![encode(&index.to_document())?];
             let definition = Definition::CreateIndexes { ns: self.namespace(collection)?, specs };
-            self.engine.define(definition, Ack::Written).await.map(drop).map_err(convert)
+            self.engine.define(definition, Ack::WRITTEN).await.map(drop).map_err(convert)
         }
         .boxed()
     }
@@ -278,7 +299,7 @@ impl Backend for Embedded {
     fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
         async move {
             let drop = Definition::Drop { ns: self.namespace(collection)? };
-            match self.engine.define(drop, Ack::Written).await {
+            match self.engine.define(drop, Ack::WRITTEN).await {
                 Err(error) if error.code != code::NAMESPACE_NOT_FOUND => Err(convert(error)),
                 _ => Ok(()),
             }

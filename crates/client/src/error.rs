@@ -60,6 +60,15 @@ pub enum SendError {
     /// The message is larger than the server takes.
     #[error("the message is too large: {0}")]
     TooLarge(BackendError),
+    /// The value at risk is negative or larger than 2^53.
+    #[error("the value at risk must be from 0 to 2^53, not {0}")]
+    Value(i64),
+    /// The server does not know the level of acknowledgement that was asked for; nothing was sent.
+    #[error("{0}")]
+    Level(BackendError),
+    /// The message was sent, but its level of acknowledgement cannot be reached: a restart of the server may lose it.
+    #[error("the message was sent, but not acknowledged as asked for: {0}")]
+    NotAcknowledged(BackendError),
     /// The server refused, or could not be reached in time. After a network error the message may have been sent.
     #[error("the message was not sent: {0}")]
     Backend(BackendError),

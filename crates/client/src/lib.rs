@@ -36,6 +36,7 @@
 //! time, 10 000 waiting requests, 1024 unread answers per request; see [`Settings`].
 #![forbid(unsafe_code)]
 
+mod ack;
 pub mod backend;
 mod bus;
 mod cache;
@@ -54,11 +55,13 @@ pub mod migrate;
 mod node;
 mod participants;
 mod phase;
+mod queue;
 mod registry;
 mod request;
 mod send;
 mod status;
 mod streams;
+pub mod top;
 mod trouble;
 mod waiters;
 
@@ -67,6 +70,7 @@ mod waiters;
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+pub use ack::{SendOptions, Sent};
 pub use bson;
 pub use bus::{Bus, BusBuilder};
 pub use cache::{Cache, CacheSync, CacheSyncBuilder, CacheTarget, Clearing};
@@ -77,7 +81,9 @@ pub use incoming::{Incomer, Incoming};
 pub use listen::{Delivery, HandlerError, Reject, Reply, Resolution, SubscribeOptions, Subscription};
 pub use registry::KnownNode;
 pub use request::Answers;
-pub use rockdove_engine::Options as EmbeddedOptions;
+pub use rockdove_engine::{
+    Level, Options as EmbeddedOptions, RiskField, RiskPolicy, SyncPolicy, UnknownLevel,
+};
 pub use rockdove_messages::{
     DecodeError, Implementation, ImplementationCheck, Layout, Message, MessageId, NameError, Participant,
     PrepareError, RegistryCheck, Settings, SettingsError, UnknownLayout, status::Report,

@@ -3,17 +3,18 @@
 //!
 //! Counting and dropping are two steps, and a message may arrive between them. A change stream opened before sees
 //! it, so it is put back: the next sender or the next life of the node finds the collection as if it had not been
-//! dropped.
+//! dropped. An error of the drop does not tell whether it took effect; the stream does. Once a drop was asked for,
+//! nothing cuts short what puts back.
 
-use crate::backend::{BackendResult, Change, Durability, Feed, Scope, Watch};
-use crate::node::Node;
+use crate::backend::{BackendError, BackendErrorKind, BackendResult, Change, Durability, Feed, Scope, Watch};
+use crate::node::{CALL_RETRIES, Node};
 use crate::participants;
-use bson::Document;
+use bson::{Bson, Document};
 use rockdove_messages::{Layout, camel, filter};
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// How long dropping the own collection at shutdown may take.
+/// How long finding out whether the own collection may be dropped at shutdown may take, and how long dropping it.
 const RETIRE_LIMIT: Duration = Duration::from_secs(3);
 /// How long the news of a drop may take.
 const NEWS_LIMIT: Duration = Duration::from_secs(2);
@@ -25,15 +26,20 @@ pub(crate) async fn retire(node: &Node) {
     }
     let retire = async {
         if mailboxes_in_use(node).await?.contains(&node.mailbox) {
-            return Ok(false);
+            return Ok(None);
         }
-        drop_read(node, &node.mailbox, filter::unread(&node.me)).await
+        watch_unneeded(node, &node.mailbox, filter::needed(&node.me)).await
     };
-    match tokio::time::timeout(RETIRE_LIMIT, retire).await {
-        Ok(Ok(true)) => {}
-        Ok(Ok(false)) => tracing::info!(node.me, "the collection of directed messages is kept: it is in use"),
-        Ok(Err(error)) => tracing::warn!(node.me, %error, "the collection of directed messages is kept"),
-        Err(_) => tracing::warn!(node.me, "the collection of directed messages was not dropped in time"),
+    let result = match tokio::time::timeout(RETIRE_LIMIT, retire).await {
+        Ok(Ok(Some(feed))) => drop_watched(node, &node.mailbox, feed).await,
+        Ok(Ok(None)) => {
+            return tracing::info!(node.me, "the collection of directed messages is kept: it is in use");
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(late()),
+    };
+    if let Err(error) = result {
+        tracing::warn!(node.me, %error, "the collection of directed messages was not dropped");
     }
 }
 
@@ -45,7 +51,11 @@ pub(crate) async fn sweep(node: &Node) -> BackendResult<Vec<String>> {
     in_use.extend(node.registry.active().iter().filter_map(|id| node.names.directed(id).ok()));
     let mut dropped = Vec::new();
     for collection in node.backend.collections(&prefix).await? {
-        if !in_use.contains(&collection) && drop_read(node, &collection, Document::new()).await? {
+        if in_use.contains(&collection) {
+            continue;
+        }
+        if let Some(feed) = watch_unneeded(node, &collection, Document::new()).await? {
+            drop_watched(node, &collection, feed).await?;
             tracing::info!(collection, "dropped: it was empty, and its node is gone");
             dropped.push(collection);
         }
@@ -61,37 +71,59 @@ async fn mailboxes_in_use(node: &Node) -> BackendResult<HashSet<String>> {
     Ok(others.filter_map(|other| node.names.directed(&other.id).ok()).collect())
 }
 
-/// Drops a collection in which nothing matches `unread`; false when something does.
-async fn drop_read(node: &Node, collection: &str, unread: Document) -> BackendResult<bool> {
-    let watch = Watch { pipeline: Vec::new(), resume_after: None, max_await: NEWS_LIMIT };
-    let mut feed = node.backend.watch(Scope::Collection(collection), watch).await?;
-    if node.backend.count(collection, unread).await? > 0 {
-        return Ok(false);
-    }
-    node.backend.drop_collection(collection).await?;
-    let mut late = Vec::new();
-    if tokio::time::timeout(NEWS_LIMIT, arrivals(&mut *feed, &mut late)).await.is_err() {
+/// A stream over a collection in which nothing matches `needed`; `None` when something does.
+async fn watch_unneeded(
+    node: &Node,
+    collection: &str,
+    needed: Document,
+) -> BackendResult<Option<Box<dyn Feed>>> {
+    let feed = watch(node, collection, None).await?;
+    Ok((node.backend.count(collection, needed).await? == 0).then_some(feed))
+}
+
+async fn watch(node: &Node, collection: &str, resume_after: Option<Bson>) -> BackendResult<Box<dyn Feed>> {
+    let watch = Watch { pipeline: Vec::new(), resume_after, max_await: NEWS_LIMIT };
+    node.backend.watch(Scope::Collection(collection), watch).await
+}
+
+fn late() -> BackendError {
+    BackendError::new(BackendErrorKind::Transient, "the server did not reply in time")
+}
+
+/// Drops a collection, and puts back what arrived there since the stream was opened.
+async fn drop_watched(node: &Node, collection: &str, feed: Box<dyn Feed>) -> BackendResult<()> {
+    let dropping = tokio::time::timeout(RETIRE_LIMIT, node.backend.drop_collection(collection));
+    let result = dropping.await.unwrap_or_else(|_| Err(late()));
+    let mut arrived = Vec::new();
+    let news = arrivals(node, collection, feed, &mut arrived);
+    if tokio::time::timeout(NEWS_LIMIT, news).await.is_err() && result.is_ok() {
         tracing::warn!(collection, "no news of the drop; what arrived meanwhile may be lost");
     }
-    if !late.is_empty() {
-        tracing::info!(
-            collection,
-            count = late.len(),
-            "messages arrived while it was dropped; they are put back"
-        );
-        node.backend.insert(collection, late, Durability::Majority).await?;
+    if !arrived.is_empty() {
+        let count = arrived.len();
+        tracing::info!(collection, count, "messages arrived while it was dropped; they are put back");
+        // What is there after all, because the drop failed or an earlier try took effect, is refused as a duplicate.
+        let insert = || node.backend.insert(collection, arrived.clone(), Durability::Majority);
+        node.retry(CALL_RETRIES, insert).await?;
     }
-    Ok(true)
+    result
 }
 
 /// What was inserted until the collection was dropped.
-async fn arrivals(feed: &mut dyn Feed, late: &mut Vec<Document>) {
-    // The stream ends with its collection, on some servers without saying why.
-    while let Ok(event) = feed.next().await {
-        match event {
-            Some(event) if event.change == Change::Insert => late.extend(event.document),
-            Some(event) if event.change == Change::Dropped => return,
-            _ => {}
+async fn arrivals(node: &Node, collection: &str, mut feed: Box<dyn Feed>, arrived: &mut Vec<Document>) {
+    loop {
+        match feed.next().await {
+            Ok(Some(event)) if event.change == Change::Insert => arrived.extend(event.document),
+            Ok(Some(event)) if event.change == Change::Dropped => return,
+            Ok(_) => {}
+            // The stream ends with its collection, on some servers without saying why; or it broke.
+            Err(error) => {
+                let (true, Some(token)) = (error.is_transient(), feed.resume_token()) else { return };
+                match node.retry(NEWS_LIMIT, || watch(node, collection, Some(token.clone()))).await {
+                    Ok(resumed) => feed = resumed,
+                    Err(_) => return,
+                }
+            }
         }
     }
 }

@@ -488,7 +488,7 @@ impl Migration {
     /// Locks an exclusive message at its origin. A lock of an earlier run is ours.
     async fn claim(&self, id: &MessageId, message: &Message) -> BackendResult<bool> {
         let delete_at = Some(lock_expiry(Layout::Standard, message, self.node().now_ms()));
-        let lock = Lock { id: id.clone(), delete_at, lock_id: MIGRATION_ID.to_owned() };
+        let lock = Lock { id: id.clone(), delete_at, lock_id: MIGRATION_ID.to_owned(), processed: None };
         let locks = self.from.locks("");
         if self.insert(&locks, lock.to_document()).await? {
             return Ok(true);

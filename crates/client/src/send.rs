@@ -1,20 +1,23 @@
 //! Sending: prepare, insert, and settle what a network error left open.
 //!
-//! A send is a plain insert with write concern `majority`, repeated after passing failures. A duplicate id is an
-//! error to the caller, unless the stored document is the very one this call wrote on an earlier try.
+//! A send is a plain insert with write concern `majority`, or at the level that was asked for, repeated after passing
+//! failures. A duplicate id is an error to the caller, unless the stored document is the very one this call wrote on an
+//! earlier try. The level that the last try reached holds for that one too: who answers it waits for all before it.
 
-use crate::backend::{BackendError, BackendErrorKind, Durability, Find};
+use crate::ack::{SendOptions, Sent};
+use crate::backend::{BackendError, BackendErrorKind, Durability, Find, Inserted, Wish};
 use crate::error::{SendError, SendManyError};
 use crate::node::Node;
 use crate::phase::Phase;
 use crate::registry;
 use bson::Document;
+use rockdove_engine::Level;
 use rockdove_messages::{Message, MessageId, SELF, Sending, filter, prepare};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a send is retried.
-const SEND_RETRIES: Duration = Duration::from_secs(30);
+pub(crate) const SEND_RETRIES: Duration = Duration::from_secs(30);
 /// Messages per bulk insert.
 const BULK_MAX: usize = 1000;
 
@@ -29,6 +32,25 @@ impl Node {
             self.index_messages(&target).await; // afterwards: no answer waits for it
         }
         Ok(message.id.expect("prepare() sets the id"))
+    }
+
+    /// Sends one message at a level.
+    pub(crate) async fn send_with(&self, message: Message, options: SendOptions) -> Result<Sent, SendError> {
+        let wish = options.wish()?;
+        let message = self.prepare(message)?;
+        registry::check(self, &message).await?;
+        let document = message.to_document();
+        let mut weakest: Option<(Level, bool)> = None;
+        for target in self.targets(&message)? {
+            let (level, degraded) = self.insert_acked(&target, &document, wish).await?;
+            weakest = Some(weakest.map_or((level, degraded), |(before, was_degraded)| {
+                let weaker = if before.stricter(level) == level { before } else { level };
+                (weaker, degraded || was_degraded)
+            }));
+            self.index_messages(&target).await;
+        }
+        let (ack, degraded) = weakest.unwrap_or((Level::Async, true));
+        Ok(Sent { id: message.id.expect("prepare() sets the id"), ack, degraded })
     }
 
     /// Sends many messages, one insert per collection and thousand.
@@ -67,11 +89,16 @@ impl Node {
         request: &Message,
         answer: Message,
     ) -> Result<MessageId, SendError> {
+        self.send(self.addressed(request, answer)).await
+    }
+
+    /// The answer to `request` as it is sent.
+    pub(crate) fn addressed(&self, request: &Message, answer: Message) -> Message {
         let mut answer = answer.answering(request);
         if answer.sender == SELF && !answer.recipients.contains(&self.me) {
             answer.recipients.push(self.me.clone());
         }
-        self.send(answer).await
+        answer
     }
 
     /// Fills in what a sender owes. `self` as sender passes: it is how a node writes to itself.
@@ -91,6 +118,21 @@ impl Node {
             Some(failure) => self.settle(target, document, failure.error).await,
             None => Ok(()),
         }
+    }
+
+    async fn insert_acked(
+        &self,
+        target: &str,
+        document: &Document,
+        wish: Wish,
+    ) -> Result<(Level, bool), SendError> {
+        let call = || self.backend.insert_acked(target, document.clone(), wish);
+        let Inserted { refused, level, degraded } =
+            self.retry(SEND_RETRIES, call).await.map_err(send_error)?;
+        if let Some(error) = refused {
+            self.settle(target, document, error).await?;
+        }
+        Ok((level, degraded))
     }
 
     async fn insert_bulk(
@@ -136,6 +178,8 @@ impl Node {
 fn send_error(error: BackendError) -> SendError {
     match error.kind() {
         BackendErrorKind::TooLarge => SendError::TooLarge(error),
+        BackendErrorKind::Unsupported => SendError::Level(error),
+        BackendErrorKind::NotAcknowledged => SendError::NotAcknowledged(error),
         _ => SendError::Backend(error),
     }
 }

@@ -2,7 +2,10 @@
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use rockdove::{Bus, Delivery, Embedded, HandlerError, Layout, Message, Reject};
+use rockdove::{
+    Bus, Delivery, Embedded, EmbeddedOptions, HandlerError, Layout, Level, Message, MessageId, Reject,
+    RiskPolicy, SendError, SendOptions, SyncPolicy,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -220,4 +223,89 @@ async fn listeners_that_come_and_go_lose_nothing() {
         join_all(nodes.iter().chain([&sender]).map(Bus::shutdown)).await;
         store.close().await.unwrap();
     }
+}
+
+/// A store that syncs only for what asks for it, with a cap of 10 on what is at risk.
+fn capped(dir: &std::path::Path) -> Embedded {
+    let options = EmbeddedOptions {
+        sync: SyncPolicy::Never,
+        risk: Some(RiskPolicy { total: Some(10), ..RiskPolicy::default() }),
+        ..EmbeddedOptions::stored_in(dir)
+    };
+    Embedded::open_with(options).unwrap()
+}
+
+#[tokio::test]
+async fn a_send_says_what_was_reached() {
+    for layout in Layout::ALL {
+        let dir = tempfile::tempdir().unwrap();
+        let store = capped(dir.path());
+        let (a, b) = (connect_as(&store, layout, "a").await, connect_as(&store, layout, "b").await);
+        let send = async |options| {
+            let sent = a.publish_with(Message::new("t"), options).await.unwrap();
+            (sent.ack, sent.degraded)
+        };
+        let options = SendOptions::new;
+        assert_eq!(send(options()).await, (Level::Async, true), "a majority of one node");
+        assert_eq!(send(options().ack(Level::Async)).await, (Level::Async, false));
+        assert_eq!(send(options().ack(Level::Sync)).await, (Level::Sync, false));
+        assert_eq!(send(options().value(10)).await, (Level::Async, true));
+        assert_eq!(send(options().value(11)).await, (Level::Sync, false));
+        let negative = a.publish_with(Message::new("t"), options().value(-1)).await;
+        assert!(matches!(negative, Err(SendError::Value(-1))));
+        let id = MessageId::generate();
+        let fresh = || Message::new("t").with_id(id.clone());
+        assert_eq!(a.publish_with(fresh(), options().ack(Level::Sync)).await.unwrap().id, id);
+        let taken = b.publish_with(fresh(), options().ack(Level::Sync)).await;
+        assert!(matches!(taken, Err(SendError::Duplicate(_))), "{taken:?}");
+
+        b.subscribe("q", |question| async move { Ok(question.derive_answer().value("yes")) }).await.unwrap();
+        b.ready().await;
+        a.ready().await;
+        let synced = options().ack(Level::Sync);
+        let mut answers = a.request_stream_with(Message::new("q"), synced, LIMIT).await.unwrap();
+        assert_eq!(answers.sent().map(|sent| sent.ack), Some(Level::Sync));
+        let answer = answers.next().await.unwrap().unwrap();
+        assert_eq!(answer.value.as_deref(), Some("yes"));
+        let again = b.send_answer_with(&answer, answer.derive_answer(), synced).await.unwrap();
+        assert_eq!(again.ack, Level::Sync);
+        for bus in [a, b] {
+            bus.shutdown().await;
+        }
+        store.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn risk_without_a_policy_needs_leave_for_a_stricter_level() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Embedded::open(dir.path()).unwrap();
+    let bus = connect(&store, "a").await;
+    let refused = bus.publish_with(Message::new("t"), SendOptions::new().value(5)).await;
+    assert!(matches!(refused, Err(SendError::Level(_))), "{refused:?}");
+    assert_eq!(bus.pending().await.unwrap(), 0);
+    let sent = bus.publish_with(Message::new("t"), SendOptions::new().value(5).or_stricter()).await.unwrap();
+    assert_eq!((sent.ack, sent.degraded), (Level::Sync, false));
+    bus.shutdown().await;
+    store.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_failed_disk_did_not_keep_is_not_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = capped(dir.path());
+    let bus = store.bus().send_only().connect().await.unwrap();
+    bus.publish(Message::new("t")).await.unwrap();
+    for file in std::fs::read_dir(dir.path().join("log")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "seg") {
+            std::fs::remove_file(path).unwrap(); // its sync finds that out
+        }
+    }
+    let lost = bus.publish_with(Message::new("t"), SendOptions::new().ack(Level::Sync)).await;
+    assert!(matches!(lost, Err(SendError::NotAcknowledged(_))), "{lost:?}");
+    let refused = bus.publish_with(Message::new("t"), SendOptions::new().ack(Level::Async)).await;
+    assert!(matches!(refused, Err(SendError::Backend(_))), "{refused:?}");
+    bus.shutdown().await;
+    assert!(store.close().await.is_err());
 }

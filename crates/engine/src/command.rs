@@ -1,22 +1,102 @@
 //! What protocols ask of the engine, and what they get back.
 
 use crate::namespace::Namespace;
+use crate::risk::Valuation;
 use bytes::Bytes;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::Update;
-use rockdove_documents::{Doc, Error, Owned, Timestamp};
+use rockdove_documents::{Doc, Error, Owned, Result, Timestamp};
+use rockdove_journal::Level;
 
-/// When a write is acknowledged.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Ack {
-    /// When it is in the log (survives the death of the process, not of the machine).
-    #[default]
-    Written,
-    /// When it is on disk. In memory-only mode the same as [`Ack::Written`].
-    Synced,
+/// When a write is acknowledged, and what would be lost with it.
+///
+/// What it asks for is never lowered, but can be raised: where the log has a risk policy, a write with a value that
+/// asks for no sync is acknowledged at [`Level::Risk`], so that the cap holds for all that has a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ack {
+    /// The level. In memory-only mode all are [`Level::Async`], and the others come degraded. [`Level::Risk`] is
+    /// refused where the log has no risk policy.
+    pub level: Level,
+    /// Value of the write as a whole, at most [`VALUE_MAX`](crate::VALUE_MAX). If its documents have more in
+    /// configured fields ([`RiskField`](crate::RiskField)), that counts.
+    pub value: u64,
+    /// Answer when the write is in the log, and say in [`Receipt::owed`] what is still to be waited for: for callers
+    /// whose patience ends.
+    pub deferred: bool,
+}
+
+impl Ack {
+    /// When it is in the log: survives the death of the process, not of the machine.
+    pub const WRITTEN: Ack = Ack::at(Level::Async);
+    /// When it is on disk.
+    pub const SYNCED: Ack = Ack::at(Level::Sync);
+
+    /// At this level, without a value.
+    pub const fn at(level: Level) -> Ack {
+        Ack { level, value: 0, deferred: false }
+    }
+}
+
+impl Default for Ack {
+    fn default() -> Ack {
+        Ack::WRITTEN
+    }
+}
+
+/// What was reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Acked {
+    /// The level that holds: the one asked for or, where that one names alternatives or asks for more nodes than there
+    /// are, what stands for it.
+    pub level: Level,
+    /// True if there are fewer copies than the level asked for speaks of.
+    pub degraded: bool,
+}
+
+/// What is still to be waited for ([`Engine::settle`](crate::Engine::settle)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owed {
+    pub(crate) index: u64,
+    pub(crate) level: Level,
+    pub(crate) asked: Level,
+    pub(crate) value: u64,
+}
+
+/// How lasting a write is that was carried out.
+#[derive(Clone, Debug)]
+pub struct Receipt {
+    /// What was reached. An error if the log failed after the write was carried out: it can be seen, and may be gone
+    /// after a restart.
+    pub acked: Result<Acked>,
+    /// With [`Ack::deferred`]: what was asked for beyond that.
+    pub owed: Option<Owed>,
+}
+
+impl Default for Receipt {
+    /// Written, and no more asked for.
+    fn default() -> Receipt {
+        Receipt { acked: Ok(Acked { level: Level::Async, degraded: false }), owed: None }
+    }
+}
+
+impl Receipt {
+    /// The receipt for two parts of one write, the other of which came later. What that one has reached holds for all
+    /// that is before it in the log.
+    pub(crate) fn joined(self, later: Receipt) -> Receipt {
+        let owed = match (self.owed, later.owed) {
+            (Some(owed), Some(then)) => Some(Owed {
+                index: owed.index.max(then.index),
+                level: owed.level.stricter(then.level),
+                asked: then.asked,
+                value: owed.value.saturating_add(then.value),
+            }),
+            (owed, then) => then.or(owed),
+        };
+        Receipt { acked: later.acked, owed }
+    }
 }
 
 /// The session and number of a retryable write: carried out once, however often it is sent.
@@ -68,6 +148,15 @@ pub enum Statement {
 }
 
 impl Statement {
+    /// Whether it may store a document that has a value.
+    pub(crate) fn may_have_value(&self, valuation: &Valuation) -> bool {
+        match self {
+            Statement::Insert { ns, doc } => valuation.of_new(ns, doc.raw()) != Ok(0),
+            Statement::Update(update) => valuation.covers(&update.ns),
+            Statement::Delete(_) | Statement::Refused(_) => false,
+        }
+    }
+
     /// Whether it may concern many documents.
     pub(crate) fn is_multi(&self) -> bool {
         match self {
@@ -154,6 +243,8 @@ pub struct WriteReply {
     pub retried: Vec<i32>,
     /// The log's time after it.
     pub at: Timestamp,
+    /// How lasting it is.
+    pub receipt: Receipt,
 }
 
 /// Why a statement failed.
@@ -232,6 +323,8 @@ pub struct FindAndModifyReply {
     pub retried: bool,
     /// The log's time after it.
     pub at: Timestamp,
+    /// How lasting it is.
+    pub receipt: Receipt,
 }
 
 /// Changes to what collections and indexes there are.
@@ -312,4 +405,6 @@ pub struct DefinitionReply {
     pub details: Doc,
     /// The log's time after it.
     pub at: Timestamp,
+    /// How lasting it is.
+    pub receipt: Receipt,
 }

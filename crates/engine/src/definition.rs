@@ -185,6 +185,9 @@ fn rename(
     }
     let names = names.finish();
     seq.effect(batch, Effect::Rename { collection: source.info.number, names }, None)?;
+    if seq.valuation.covers(to) {
+        batch.note_repetition(); // its documents were not counted under their former name
+    }
     Ok(changed())
 }
 

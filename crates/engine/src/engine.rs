@@ -3,8 +3,8 @@
 use crate::checkpoint::{self, CheckpointError, Lineage};
 use crate::clock::Clock;
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Hint, Modify, Statement, Write,
-    WriteError, WriteReply,
+    Ack, Acked, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Hint, Modify, Owed,
+    Statement, Write, WriteError, WriteReply,
 };
 use crate::event::{Token, TokenKind, View};
 use crate::feed::{ChangeStream, Feed, FeedStats};
@@ -13,6 +13,7 @@ use crate::keeper::{Keeper, Limits};
 use crate::limits::{Disk, Memory};
 use crate::multi::{self, LOOKING_MAX};
 use crate::open::{self, OpenError};
+use crate::risk::{RiskField, RiskStatus, Valuation};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
 use crate::statement;
@@ -22,7 +23,7 @@ use rockdove_documents::filter::Filter;
 use rockdove_documents::projection::Projection;
 use rockdove_documents::sort::Sort;
 use rockdove_documents::{Doc, Error, ObjectId, Result, Timestamp, code};
-use rockdove_journal::SyncPolicy;
+use rockdove_journal::{Cause, Journal, RiskPolicy, SyncPolicy};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,6 +49,10 @@ pub struct Options {
     pub dir: Option<PathBuf>,
     /// When the log goes to disk without being asked.
     pub sync: SyncPolicy,
+    /// What the value of writes that are not on disk leads to; nothing if `None`. Not for memory only.
+    pub risk: Option<RiskPolicy>,
+    /// Where documents have their value; the first that covers a collection counts. Needs a risk policy.
+    pub risk_fields: Vec<RiskField>,
     /// Size of the log's segments in bytes.
     pub segment_bytes: u64,
     /// Stored bytes (documents, index keys, retry records) that count as full.
@@ -70,6 +75,8 @@ impl Options {
         Options {
             dir: None,
             sync: SyncPolicy::default(),
+            risk: None,
+            risk_fields: Vec::new(),
             segment_bytes: 64 << 20,
             memory_limit_bytes: 8 << 30,
             memory_warn_percent: 75,
@@ -113,6 +120,8 @@ struct Inner {
     /// Turns for statements that look for many documents.
     looking: Arc<Semaphore>,
     recovery: open::Report,
+    journal: Option<Journal>,
+    valuation: Valuation,
 }
 
 impl Engine {
@@ -130,6 +139,7 @@ impl Engine {
         memory.used(opened.state.bytes() + sessions.bytes());
         let disk = Arc::new(Disk::new(options.dir.clone()));
         disk.look(memory.used_bytes());
+        let valuation = Valuation { policy: options.risk.clone(), fields: options.risk_fields.clone() };
         let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
         let sequencer = Sequencer::new(Start {
             state: opened.state,
@@ -143,6 +153,7 @@ impl Engine {
             waiters: opened.waiters,
             memory: memory.clone(),
             disk: disk.clone(),
+            valuation: valuation.clone(),
         });
         let desk = Arc::new(Desk::new(sequencer));
         let works = desk.clone();
@@ -162,6 +173,8 @@ impl Engine {
             keeper: Mutex::new(None),
             looking: Arc::new(Semaphore::new(LOOKING_MAX)),
             recovery: opened.report,
+            journal: opened.journal.clone(),
+            valuation,
         });
         let engine = Engine(inner);
         let keeper = Keeper::start(
@@ -217,6 +230,7 @@ impl Engine {
 
     /// Carries out statements.
     pub async fn write(&self, mut write: Write) -> Result<WriteReply> {
+        self.0.valuation.check(write.ack)?;
         for statement in &mut write.statements {
             if let Statement::Insert { doc, .. } = statement {
                 match statement::prepare_insert(std::mem::take(doc), || self.new_object_id()) {
@@ -254,7 +268,24 @@ impl Engine {
 
     /// Returns once everything written so far is durable.
     pub async fn sync(&self) -> Result<()> {
-        self.ask(Request::Sync).await?
+        self.ask(|reply| Request::Settle(None, reply)).await?.map(drop)
+    }
+
+    /// Returns once what a deferred write is owed is reached. Once for each: what has a value would count again.
+    pub async fn settle(&self, owed: Owed) -> Result<Acked> {
+        self.ask(|reply| Request::Settle(Some(owed), reply)).await?
+    }
+
+    /// How the log stands with value at risk; `None` without a risk policy.
+    pub fn risk(&self) -> Option<RiskStatus> {
+        let Valuation { policy, fields } = self.0.valuation.clone();
+        let (journal, policy) = (self.0.journal.as_ref()?, policy?);
+        Some(RiskStatus { policy, fields, exposure: journal.exposure(), syncs: journal.syncs() })
+    }
+
+    /// How many syncs of the log succeeded, for each cause; one may have several. None in memory only.
+    pub fn syncs(&self) -> Vec<(Cause, u64)> {
+        self.0.journal.as_ref().map(Journal::syncs).unwrap_or_default()
     }
 
     /// Everything a checkpoint needs.
@@ -428,7 +459,7 @@ mod tests {
             statements,
             ordered: true,
             retry: None,
-            ack: Ack::Written,
+            ack: Ack::WRITTEN,
             bypass_validation: false,
             interrupt: None,
         }

@@ -44,6 +44,7 @@ mod multi;
 mod namespace;
 mod open;
 mod plan;
+mod risk;
 mod scan;
 mod sequencer;
 mod sessions;
@@ -66,6 +67,10 @@ pub use index::{ID_INDEX, Index, IndexSpec};
 pub use limits::Memory;
 pub use namespace::{NAMESPACE_BYTES_MAX, Namespace, check_database};
 pub use open::{OpenError, Report};
-pub use rockdove_journal::{OpenError as JournalOpenError, SyncPolicy};
+pub use risk::{RiskField, RiskFieldError, RiskStatus, VALUE_MAX};
+pub use rockdove_journal::{
+    Cap, Cause, Exposure, Level, OpenError as JournalOpenError, RiskPolicy, Scope as RiskScope, SyncPolicy,
+    UnknownLevel,
+};
 pub use state::State;
 pub use statement::DOCUMENT_BYTES_MAX;

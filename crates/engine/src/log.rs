@@ -1,7 +1,8 @@
 //! Where the sequencer commits: one small trait, so that a local journal, memory or replication can stand
 //! behind it.
 
-use rockdove_journal::{AppendError, Journal, Writer};
+use crate::command::Acked;
+use rockdove_journal::{AppendError, Journal, Level, Terms, Ticket, WaitError, Writer};
 use thiserror::Error;
 
 /// Why a batch was not committed. Nothing of it was.
@@ -21,16 +22,39 @@ pub enum CommitError {
     Failed(String),
 }
 
+/// What the requests of a batch ask for together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worth {
+    /// The strictest of their levels.
+    pub level: Level,
+    /// The sum of their values.
+    pub value: u64,
+    /// The largest of them.
+    pub largest: u64,
+}
+
+impl Worth {
+    /// Nothing that would have to be told apart from an entry without terms.
+    pub const NONE: Worth = Worth { level: Level::Async, value: 0, largest: 0 };
+}
+
+/// The claim of one request on the acknowledgement of what was appended.
+pub trait Claim: Send {
+    /// The acknowledgement if it can be given now, or why it never can. Given once, it counts for the account of
+    /// what is at risk.
+    fn poll(&mut self) -> Result<Option<Acked>, String>;
+}
+
 /// Takes batches in order.
 pub trait CommitLog: Send {
     /// Appends one batch, given in parts, and returns its position.
-    fn append(&mut self, parts: &[&[u8]], time_ns: u64) -> Result<u64, CommitError>;
+    fn append(&mut self, parts: &[&[u8]], time_ns: u64, worth: Worth) -> Result<u64, CommitError>;
+
+    /// The claim of a request with this value that is part of what lies at `index`. Asks for no sync.
+    fn claim(&self, index: u64, level: Level, value: u64) -> Box<dyn Claim>;
 
     /// Asks for everything appended so far to be made durable soon.
     fn request_sync(&self);
-
-    /// Everything up to this position is durable.
-    fn synced(&self) -> u64;
 
     /// Whether there is no space for much more: only what makes space should be appended.
     fn is_short(&self) -> bool {
@@ -48,19 +72,28 @@ pub struct MemoryLog {
 }
 
 impl CommitLog for MemoryLog {
-    fn append(&mut self, _parts: &[&[u8]], _time_ns: u64) -> Result<u64, CommitError> {
+    fn append(&mut self, _parts: &[&[u8]], _time_ns: u64, _worth: Worth) -> Result<u64, CommitError> {
         self.appended += 1;
         Ok(self.appended)
     }
 
-    fn request_sync(&self) {}
-
-    fn synced(&self) -> u64 {
-        self.appended
+    fn claim(&self, _index: u64, level: Level, _value: u64) -> Box<dyn Claim> {
+        Box::new(InMemory(level))
     }
+
+    fn request_sync(&self) {}
 
     fn close(self: Box<Self>) -> Result<(), String> {
         Ok(())
+    }
+}
+
+/// In memory nothing ever is more than written.
+pub(crate) struct InMemory(pub Level);
+
+impl Claim for InMemory {
+    fn poll(&mut self) -> Result<Option<Acked>, String> {
+        Ok(Some(Acked { level: Level::Async, degraded: self.0 != Level::Async }))
     }
 }
 
@@ -73,8 +106,14 @@ pub struct JournalLog {
 }
 
 impl CommitLog for JournalLog {
-    fn append(&mut self, parts: &[&[u8]], time_ns: u64) -> Result<u64, CommitError> {
-        self.writer.append(parts, time_ns).map_err(|error| match error {
+    fn append(&mut self, parts: &[&[u8]], time_ns: u64, worth: Worth) -> Result<u64, CommitError> {
+        let appended = match worth {
+            Worth::NONE => self.writer.append(parts, time_ns),
+            Worth { level, value, largest } => {
+                self.writer.append_shared(parts, Terms { time_ns, value, level }, largest)
+            }
+        };
+        appended.map_err(|error| match error {
             AppendError::NoSpace(_) => CommitError::NoSpace(error.to_string()),
             AppendError::TooLarge { .. } => CommitError::TooLarge(error.to_string()),
             AppendError::Segment(_) => CommitError::Refused(error.to_string()),
@@ -82,12 +121,12 @@ impl CommitLog for JournalLog {
         })
     }
 
-    fn request_sync(&self) {
-        self.journal.request_sync();
+    fn claim(&self, index: u64, level: Level, value: u64) -> Box<dyn Claim> {
+        Box::new(self.journal.ticket(index, level, value))
     }
 
-    fn synced(&self) -> u64 {
-        self.journal.synced()
+    fn request_sync(&self) {
+        self.journal.request_sync();
     }
 
     fn is_short(&self) -> bool {
@@ -96,6 +135,16 @@ impl CommitLog for JournalLog {
 
     fn close(self: Box<Self>) -> Result<(), String> {
         self.writer.close().map_err(|error| error.to_string())
+    }
+}
+
+impl Claim for Ticket {
+    fn poll(&mut self) -> Result<Option<Acked>, String> {
+        let ack = Ticket::poll(self).map_err(|error| match error {
+            WaitError::Failed(failure) => failure.to_string(),
+            error => error.to_string(),
+        })?;
+        Ok(ack.map(|ack| Acked { level: ack.level, degraded: ack.degraded }))
     }
 }
 
@@ -109,8 +158,8 @@ mod tests {
         let (journal, writer, _) = Journal::open(dir.path(), Default::default()).unwrap();
         let mut log = JournalLog { journal, writer };
         let half = vec![0; (rockdove_journal::PAYLOAD_BYTES_MAX / 2) as usize];
-        let refused = log.append(&[&half, &half, b"x"], 1).unwrap_err();
+        let refused = log.append(&[&half, &half, b"x"], 1, Worth::NONE).unwrap_err();
         assert!(matches!(refused, CommitError::TooLarge(_)), "{refused}");
-        assert_eq!(log.append(&[b"x"], 1).unwrap(), 1);
+        assert_eq!(log.append(&[b"x"], 1, Worth::NONE).unwrap(), 1);
     }
 }

@@ -12,14 +12,14 @@
 //! * Documents that come to match while the statement is under way may be left out.
 //! * What is little work by its plan, and what matches nothing but may insert, is left to the sequencer as a whole.
 
-use crate::command::{Outcome, Statement, Write, WriteError, WriteReply};
+use crate::command::{Ack, Outcome, Receipt, Statement, Write, WriteError, WriteReply};
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::engine::Engine;
 use crate::plan;
 use crate::scan::Scan;
 use crate::sequencer::{Request, is_interruption};
 use rockdove_documents::interrupt::{Interrupt, during};
-use rockdove_documents::{Error, Result, code};
+use rockdove_documents::{Error, Result, Timestamp, code};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
@@ -41,7 +41,7 @@ pub struct Portion {
     /// The rest is as in the [`Write`].
     pub bypass_validation: bool,
     /// When the write is acknowledged.
-    pub ack: crate::command::Ack,
+    pub ack: Ack,
     /// Asked while documents are matched and changed.
     pub interrupt: Option<Interrupt>,
 }
@@ -129,29 +129,35 @@ async fn carry_out(
         _ => Outcome::Updated { matched: 0, modified: 0, upserted: None },
     };
     let mut at = engine.operation_time();
-    for records in found.records.chunks(PORTION) {
+    let mut receipt = None::<Receipt>;
+    let last = found.records.chunks(PORTION).count().saturating_sub(1);
+    for (place, records) in found.records.chunks(PORTION).enumerate() {
+        // The value of the write as a whole is at risk until its last part is safe.
+        let value = if place == last { write.ack.value } else { 0 };
+        let ack = Ack { value, ..write.ack };
         let portion = Portion {
             statement: statement.clone(),
             collection: found.collection,
             records: records.to_vec(),
             bypass_validation: write.bypass_validation,
-            ack: write.ack,
+            ack,
             interrupt: write.interrupt.clone(),
         };
         match engine.ask(|reply| Request::Portion(Box::new(portion), reply)).await? {
-            Ok((outcome, then)) => {
+            Ok((outcome, then, more)) => {
                 add(&mut total, outcome);
                 at = then;
+                receipt = Some(receipt.map_or(more.clone(), |receipt| receipt.joined(more)));
             }
             Err(failed) if is_interruption(&failed.error) => return Err(failed.error),
-            Err(failed) => return Ok(reply(Err(failed), at)),
+            Err(failed) => return Ok(reply(Err(failed), at, receipt)),
         }
     }
-    Ok(reply(Ok(total), at))
+    Ok(reply(Ok(total), at, receipt))
 }
 
-fn reply(result: Result<Outcome, WriteError>, at: rockdove_documents::Timestamp) -> WriteReply {
-    WriteReply { results: vec![result], retried: Vec::new(), at }
+fn reply(result: Result<Outcome, WriteError>, at: Timestamp, receipt: Option<Receipt>) -> WriteReply {
+    WriteReply { results: vec![result], retried: Vec::new(), at, receipt: receipt.unwrap_or_default() }
 }
 
 fn add(total: &mut Outcome, part: Outcome) {

@@ -9,7 +9,7 @@ use crate::event::{Change, Event, Uuid};
 use crate::index::record_of;
 use crate::log::{CommitLog, JournalLog, MemoryLog};
 use crate::namespace::Namespace;
-use crate::sequencer::{CheckpointData, SyncWaiters};
+use crate::sequencer::{CheckpointData, Waiters};
 use crate::sessions::Sessions;
 use crate::state::{State, drop_target, uuid_of};
 use crate::term;
@@ -57,6 +57,9 @@ pub enum OpenError {
         /// What is wrong.
         error: Error,
     },
+    /// The options do not fit together.
+    #[error("{0}")]
+    Options(&'static str),
     /// The log begins after the checkpoint ends.
     #[error(
         "the log begins at entry {first}, but the checkpoint ends at entry {checkpoint}: files are missing from the data folder"
@@ -88,7 +91,7 @@ pub struct Opened {
     pub journal: Option<Journal>,
     pub index: u64,
     pub marks: VecDeque<(Timestamp, u64)>,
-    pub waiters: Arc<SyncWaiters>,
+    pub waiters: Arc<Waiters>,
     pub epoch: u32,
     /// Change streams cannot go back further.
     pub history_after: Timestamp,
@@ -112,6 +115,12 @@ pub struct SinceCheckpoint {
 /// Opens what `options` name.
 pub fn open(options: &Options) -> Result<Opened, OpenError> {
     let started = Instant::now();
+    if options.risk.is_some() && options.dir.is_none() {
+        return Err(OpenError::Options("a risk policy needs a disk: in memory nothing is ever safe"));
+    }
+    if options.risk.is_none() && !options.risk_fields.is_empty() {
+        return Err(OpenError::Options("fields with a value at risk need a risk policy"));
+    }
     let mut opened = match &options.dir {
         None => in_memory(&options.clock),
         Some(dir) => stored(dir, options)?,
@@ -144,6 +153,7 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
     let journal_options = rockdove_journal::Options {
         segment_bytes: options.segment_bytes,
         sync: options.sync,
+        risk: options.risk.clone(),
         ..rockdove_journal::Options::default()
     };
     // The journal locks its folder: from here on nobody else is in the data folder.
@@ -173,10 +183,10 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
     }
     replay.finish();
     let term = term::begin(dir, replay.state.at(), options.clock.now_ms())?;
-    let waiters = Arc::new(SyncWaiters::default());
+    let waiters = Arc::new(Waiters::default());
     let released = waiters.clone();
     journal.on_synced(move |result| match result {
-        Ok(synced) => released.release(*synced),
+        Ok(_) => released.release(),
         Err(error) => released.fail(&error.to_string()),
     });
     let report = Report { journal: Some(recovery), batches: replay.applied, took: Duration::ZERO };

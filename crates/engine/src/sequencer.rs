@@ -8,7 +8,10 @@
 //!
 //! Invariants
 //! * Everything a batch did becomes visible at once, after it is in the log, and never if the log refused it.
-//! * A reply is sent only when its acknowledgement level is reached.
+//! * A reply is sent when its own acknowledgement level is reached, whatever the others in its batch wait for. Nobody
+//!   waits here for it: it is left with the [`Waiters`], which the log's syncer and the sequencer itself ask.
+//! * What has a value in a log with a risk policy is acknowledged within the policy's cap, whatever was asked for; a
+//!   repetition, whose value was counted or not, only when all is on disk.
 //! * One batch at a time: whoever holds the [`Desk`] is the sequencer. Its own thread does all work but that on a few
 //!   single documents.
 //! * A request's interrupt is asked while documents are looked for and computed, never while effects are applied.
@@ -19,17 +22,18 @@
 use crate::clock::Clock;
 use crate::collection::{CollectionInfo, Scratch};
 use crate::command::{
-    Ack, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Outcome, Retry, Statement, Write,
-    WriteError, WriteReply,
+    Ack, Acked, Definition, DefinitionReply, FindAndModify, FindAndModifyReply, Outcome, Owed, Receipt,
+    Retry, Statement, Write, WriteError, WriteReply,
 };
 use crate::definition;
 use crate::effects::{BatchEncoder, CollectionNumber, Effect, RecordNumber};
 use crate::event::{Event, Uuid, key_of};
 use crate::feed::Feed;
 use crate::limits::{self, Disk, Memory};
-use crate::log::{CommitError, CommitLog};
+use crate::log::{Claim, CommitError, CommitLog, Worth};
 use crate::multi::Portion;
 use crate::namespace::Namespace;
+use crate::risk::Valuation;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::state::{State, describe};
 use crate::statement;
@@ -37,6 +41,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Result, Timestamp, code};
+use rockdove_journal::Level;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -46,6 +51,10 @@ const BATCH_REQUESTS_MAX: usize = 512;
 /// A batch is committed when its effects reach this size, also in the middle of a write: only its single effects
 /// are atomic. One effect is at most a few documents, so that no batch comes near the log's limit for an entry.
 const BATCH_BYTES_MAX: usize = 4 << 20;
+/// So it is when its values reach this sum, which one more document cannot take over what a u64 holds.
+const BATCH_VALUE_MAX: u64 = 1 << 62;
+/// From so many replies that wait on, those are looked for whose caller has gone.
+const WAITING_MANY: usize = 1024;
 /// One position of the log is remembered for so many bytes of it.
 const MARK_BYTES: usize = 1 << 20;
 /// How often silent sessions are looked for.
@@ -74,8 +83,8 @@ pub enum Request {
     },
     /// Hand out everything a checkpoint needs.
     Checkpoint(oneshot::Sender<CheckpointData>),
-    /// Write nothing, but reply once everything before is durable.
-    Sync(oneshot::Sender<Result<()>>),
+    /// Write nothing, but reply once what is owed is reached; without it, once everything before is durable.
+    Settle(Option<Owed>, oneshot::Sender<Result<Acked>>),
     /// Close the log and end.
     Stop(oneshot::Sender<Result<(), String>>),
 }
@@ -103,7 +112,8 @@ pub struct Sequencer {
     sessions: Sessions,
     feed: Arc<Feed>,
     clock: Clock,
-    waiters: Arc<SyncWaiters>,
+    waiters: Arc<Waiters>,
+    pub(crate) valuation: Valuation,
     /// Position of the last batch.
     index: u64,
     /// Where in the log some moments are, oldest first.
@@ -116,7 +126,11 @@ pub struct Sequencer {
 pub struct Batch {
     encoder: BatchEncoder,
     events: Vec<Arc<Event>>,
-    replies: Vec<(Ack, Reply)>,
+    replies: Vec<(Share, Reply)>,
+    /// What its requests ask for together.
+    worth: Worth,
+    /// The request that is being carried out.
+    under_way: UnderWay,
     /// Retry records of this batch; they join the others once it is in the log.
     pending: Sessions,
     /// Milliseconds since 1970 for everything in the batch.
@@ -128,7 +142,18 @@ pub struct Batch {
 
 impl Batch {
     fn is_full(&self) -> bool {
-        self.encoder.size() >= BATCH_BYTES_MAX
+        self.encoder.size() >= BATCH_BYTES_MAX || self.worth.value >= BATCH_VALUE_MAX
+    }
+
+    /// A document of this value was stored.
+    pub(crate) fn charge(&mut self, value: u64) {
+        self.worth.value += value;
+        self.under_way.value = self.under_way.value.saturating_add(value);
+    }
+
+    /// Something was found to be there already that has a value, perhaps from an earlier try of the same request.
+    pub(crate) fn note_repetition(&mut self) {
+        self.under_way.repeats = true;
     }
 
     /// The time of the next effect: no other has it.
@@ -137,11 +162,40 @@ impl Batch {
     }
 }
 
+/// What is known of a request while it is carried out.
+#[derive(Clone, Copy, Debug, Default)]
+struct UnderWay {
+    ack: Ack,
+    /// What its documents are worth so far.
+    value: u64,
+    /// It repeats something that has a value.
+    repeats: bool,
+}
+
+/// A request's part in its batch.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    /// When it is acknowledged.
+    level: Level,
+    /// What it asked for.
+    asked: Level,
+    value: u64,
+    deferred: bool,
+    /// What is waited for, if not this batch.
+    index: Option<u64>,
+}
+
+impl Share {
+    /// Of a request that has nothing to wait for.
+    const NONE: Share =
+        Share { level: Level::Async, asked: Level::Async, value: 0, deferred: false, index: None };
+}
+
 /// What a `findAndModify` comes to.
 type Found = Result<FindAndModifyReply, WriteError>;
 
-/// What a part of a statement comes to, and the log's time after it.
-type PortionDone = Result<(Outcome, Timestamp), WriteError>;
+/// What a part of a statement comes to, the log's time after it, and how lasting it is.
+type PortionDone = Result<(Outcome, Timestamp, Receipt), WriteError>;
 
 /// An answer that waits for its acknowledgement level.
 pub enum Reply {
@@ -149,69 +203,132 @@ pub enum Reply {
     FindAndModify(oneshot::Sender<Found>, Found),
     Portion(oneshot::Sender<PortionDone>, PortionDone),
     Define(oneshot::Sender<Result<DefinitionReply>>, Result<DefinitionReply>),
-    Sync(oneshot::Sender<Result<()>>),
+    Settled(oneshot::Sender<Result<Acked>>),
     Expired(oneshot::Sender<usize>, usize),
 }
 
-/// Replies that wait for the disk, until the log fails: then they and all later ones get the failure.
+/// Replies that wait for their acknowledgement level, until the log fails: then they and all later ones get the
+/// failure. There is one for each caller that waits; of those that have gone, some more.
 #[derive(Default)]
-pub struct SyncWaiters(Mutex<Waiting>);
+pub struct Waiters(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
-    /// Each with the position that has to be durable, in order.
-    replies: VecDeque<(u64, Reply)>,
+    /// In the order in which they came.
+    replies: Vec<Pending>,
+    /// How many there may be before those are looked for whose caller has gone.
+    many: usize,
     failure: Option<Error>,
 }
 
-impl Reply {
-    /// Sends the answer, or the error that came instead. Nobody may be listening any more: that is fine.
-    fn send(self, failure: Option<&Error>) {
-        match (self, failure) {
-            (Reply::Write(to, reply), None) => drop(to.send(reply)),
-            (Reply::Write(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
-            (Reply::FindAndModify(to, reply), None) => drop(to.send(reply)),
-            (Reply::FindAndModify(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
-            (Reply::Portion(to, reply), None) => drop(to.send(reply)),
-            (Reply::Portion(to, _), Some(error)) => drop(to.send(Err(error.clone().into()))),
-            (Reply::Define(to, reply), None) => drop(to.send(reply)),
-            (Reply::Define(to, _), Some(error)) => drop(to.send(Err(error.clone()))),
-            (Reply::Sync(to), failure) => drop(to.send(failure.cloned().map_or(Ok(()), Err))),
-            (Reply::Expired(to, count), failure) => drop(to.send(if failure.is_some() { 0 } else { count })),
+struct Pending {
+    claim: Box<dyn Claim>,
+    asked: Level,
+    reply: Reply,
+}
+
+impl Pending {
+    /// The answer to the claim, if there is one.
+    fn poll(&mut self) -> Option<Result<Acked>> {
+        match self.claim.poll() {
+            Ok(acked) => acked.map(|acked| Ok(as_asked(acked, self.asked))),
+            Err(reason) => Some(Err(not_durable(&reason))),
         }
     }
 }
 
-impl SyncWaiters {
-    /// Sends the replies of everything up to `synced`.
-    pub fn release(&self, synced: u64) {
+/// Who asked for no copies does not miss any, also if its level was raised.
+fn as_asked(acked: Acked, asked: Level) -> Acked {
+    Acked { degraded: acked.degraded && asked != Level::Async, ..acked }
+}
+
+fn not_durable(reason: &str) -> Error {
+    Error::new(code::WRITE_CONCERN_FAILED, format!("the log could not be made durable: {reason}"))
+}
+
+impl Reply {
+    /// Sends the answer with its receipt. Nobody may be listening any more: that is fine.
+    fn send(self, receipt: Receipt) {
+        match self {
+            Reply::Write(to, reply) => drop(to.send(reply.map(|reply| WriteReply { receipt, ..reply }))),
+            Reply::FindAndModify(to, reply) => {
+                drop(to.send(reply.map(|reply| FindAndModifyReply { receipt, ..reply })));
+            }
+            Reply::Portion(to, done) => {
+                drop(to.send(done.map(|(outcome, at, _)| (outcome, at, receipt))));
+            }
+            Reply::Define(to, reply) => {
+                drop(to.send(reply.map(|reply| DefinitionReply { receipt, ..reply })));
+            }
+            Reply::Settled(to) => drop(to.send(receipt.acked)),
+            Reply::Expired(to, count) => drop(to.send(count)),
+        }
+    }
+
+    /// Sends the error that came instead: nothing of it was done.
+    fn refuse(self, error: &Error) {
+        match self {
+            Reply::Write(to, _) => drop(to.send(Err(error.clone()))),
+            Reply::FindAndModify(to, _) => drop(to.send(Err(error.clone().into()))),
+            Reply::Portion(to, _) => drop(to.send(Err(error.clone().into()))),
+            Reply::Define(to, _) => drop(to.send(Err(error.clone()))),
+            Reply::Settled(to) => drop(to.send(Err(error.clone()))),
+            Reply::Expired(to, _) => drop(to.send(0)),
+        }
+    }
+
+    /// Whether its caller has gone.
+    fn is_closed(&self) -> bool {
+        match self {
+            Reply::Write(to, _) => to.is_closed(),
+            Reply::FindAndModify(to, _) => to.is_closed(),
+            Reply::Portion(to, _) => to.is_closed(),
+            Reply::Define(to, _) => to.is_closed(),
+            Reply::Settled(to) => to.is_closed(),
+            Reply::Expired(to, _) => to.is_closed(),
+        }
+    }
+}
+
+impl Waiters {
+    /// Sends the replies whose level is reached by now.
+    pub fn release(&self) {
+        let mut ready = Vec::new();
         let mut waiting = self.0.lock();
-        let ready = waiting.replies.partition_point(|(index, _)| *index <= synced);
-        let ready: Vec<_> = waiting.replies.drain(..ready).collect();
+        let replies = std::mem::take(&mut waiting.replies);
+        for mut pending in replies {
+            match pending.poll() {
+                Some(acked) => ready.push((pending.reply, acked)),
+                None => waiting.replies.push(pending),
+            }
+        }
         drop(waiting);
-        ready.into_iter().for_each(|(_, reply)| reply.send(None));
+        ready.into_iter().for_each(|(reply, acked)| reply.send(Receipt { acked, owed: None }));
     }
 
     /// Fails all that wait and all that come later: the disk takes nothing any more.
     pub fn fail(&self, reason: &str) {
-        let message = format!("the log could not be made durable: {reason}");
-        let error = Error::new(code::WRITE_CONCERN_FAILED, message);
+        let error = not_durable(reason);
         let mut waiting = self.0.lock();
         waiting.failure.get_or_insert_with(|| error.clone());
         let failed = std::mem::take(&mut waiting.replies);
         drop(waiting);
-        failed.into_iter().for_each(|(_, reply)| reply.send(Some(&error)));
+        failed.into_iter().for_each(|pending| {
+            pending.reply.send(Receipt { acked: Err(error.clone()), owed: None });
+        });
     }
 
-    fn push(&self, index: u64, reply: Reply) {
+    fn push(&self, pending: Pending) {
         let mut waiting = self.0.lock();
-        match waiting.failure.clone() {
-            None => waiting.replies.push_back((index, reply)),
-            Some(error) => {
-                drop(waiting);
-                reply.send(Some(&error));
-            }
+        if let Some(error) = waiting.failure.clone() {
+            drop(waiting);
+            return pending.reply.send(Receipt { acked: Err(error), owed: None });
         }
+        if waiting.replies.len() >= waiting.many.max(WAITING_MANY) {
+            waiting.replies.retain(|pending| !pending.reply.is_closed());
+            waiting.many = 2 * waiting.replies.len();
+        }
+        waiting.replies.push(pending);
     }
 }
 
@@ -225,9 +342,10 @@ pub struct Start {
     pub published: Arc<ArcSwap<State>>,
     pub feed: Arc<Feed>,
     pub clock: Clock,
-    pub waiters: Arc<SyncWaiters>,
+    pub waiters: Arc<Waiters>,
     pub memory: Arc<Memory>,
     pub disk: Arc<Disk>,
+    pub valuation: Valuation,
 }
 
 /// The place of the one sequencer. Its thread works there; a small request that finds it idle is carried out on
@@ -323,6 +441,7 @@ impl Sequencer {
             feed: start.feed,
             clock: start.clock,
             waiters: start.waiters,
+            valuation: start.valuation,
             index: start.index,
             marks: start.marks,
             unmarked_bytes: MARK_BYTES,
@@ -345,7 +464,12 @@ impl Sequencer {
 
     /// Commits what there is of a batch and begins the next.
     fn renew(&mut self, batch: &mut Batch) {
-        let next = self.start_batch();
+        let mut next = self.start_batch();
+        next.under_way = batch.under_way;
+        // What the request under way has done in this batch.
+        let value = batch.under_way.value;
+        batch.worth.largest = batch.worth.largest.max(value);
+        batch.worth.level = batch.worth.level.stricter(self.level_of(&batch.under_way, value));
         batch.refused = self.commit(std::mem::replace(batch, next));
     }
 
@@ -363,7 +487,11 @@ impl Sequencer {
     fn close(self) -> Result<(), String> {
         let closed = self.log.close();
         match &closed {
-            Ok(()) => self.waiters.release(u64::MAX),
+            Ok(()) => {
+                self.waiters.release();
+                // Everything is on disk: nothing waits any more, unless for other nodes.
+                self.waiters.fail("the log was closed");
+            }
             Err(reason) => self.waiters.fail(reason),
         }
         closed
@@ -393,6 +521,8 @@ impl Sequencer {
             encoder: BatchEncoder::new(first, wall_ms),
             events: vec![],
             replies: vec![],
+            worth: Worth::NONE,
+            under_way: UnderWay::default(),
             pending: Sessions::default(),
             wall_ms,
             upto: self.state.at(),
@@ -402,32 +532,84 @@ impl Sequencer {
 
     fn evaluate(&mut self, request: Request, batch: &mut Batch) {
         batch.refused = None; // what it was is no matter of this request
+        batch.under_way = UnderWay::default();
         match request {
             Request::Write(write, to) => {
-                let ack = write.ack;
-                let reply = self.write(*write, batch);
-                batch.replies.push((ack, Reply::Write(to, reply)));
+                let done = self.begin(write.ack, batch).and_then(|()| self.write(*write, batch));
+                let share = self.share(done.is_ok(), batch);
+                batch.replies.push((share, Reply::Write(to, done)));
             }
             Request::FindAndModify(command, to) => {
-                let ack = command.ack;
-                let reply = self.find_and_modify(*command, batch);
-                batch.replies.push((ack, Reply::FindAndModify(to, reply)));
+                let begun = self.begin(command.ack, batch).map_err(WriteError::from);
+                let done = begun.and_then(|()| self.find_and_modify(*command, batch));
+                let share = self.share(done.is_ok(), batch);
+                batch.replies.push((share, Reply::FindAndModify(to, done)));
             }
             Request::Portion(portion, to) => {
-                let done = statement::portion(self, &portion, batch).map(|done| (done, self.state.at()));
-                batch.replies.push((portion.ack, Reply::Portion(to, done)));
+                let begun = self.begin(portion.ack, batch).map_err(WriteError::from);
+                let done = begun.and_then(|()| statement::portion(self, &portion, batch));
+                let done = done.map(|outcome| (outcome, self.state.at(), Receipt::default()));
+                let share = self.share(done.is_ok(), batch);
+                batch.replies.push((share, Reply::Portion(to, done)));
             }
             Request::Define(definition, ack, to) => {
-                let reply = definition::carry_out(self, *definition, batch);
-                batch.replies.push((ack, Reply::Define(to, reply)));
+                let done =
+                    self.begin(ack, batch).and_then(|()| definition::carry_out(self, *definition, batch));
+                let share = self.share(done.is_ok(), batch);
+                batch.replies.push((share, Reply::Define(to, done)));
             }
             Request::Expire { collection, index, upto_ms, reply } => {
                 let count = statement::expire(self, collection, &index, upto_ms, batch);
-                batch.replies.push((Ack::Written, Reply::Expired(reply, count)));
+                batch.replies.push((Share::NONE, Reply::Expired(reply, count)));
             }
-            Request::Sync(to) => batch.replies.push((Ack::Synced, Reply::Sync(to))),
+            Request::Settle(owed, to) => {
+                let share = match owed {
+                    None => Share { level: Level::Sync, asked: Level::Sync, ..Share::NONE },
+                    Some(Owed { index, level, asked, value }) => {
+                        Share { level, asked, value, deferred: false, index: Some(index) }
+                    }
+                };
+                batch.replies.push((share, Reply::Settled(to)));
+            }
             Request::Checkpoint(to) => self.checkpoint(to, batch),
             Request::Stop(to) => drop(to), // the desk takes it before it comes here
+        }
+    }
+
+    /// Takes up what a request asks for, or refuses what cannot be.
+    fn begin(&self, ack: Ack, batch: &mut Batch) -> Result<()> {
+        self.valuation.check(ack)?;
+        batch.under_way.ack = ack;
+        Ok(())
+    }
+
+    /// The part that a request has in its batch, now that it is carried out. One that failed as a whole waits for
+    /// nothing.
+    fn share(&self, is_done: bool, batch: &mut Batch) -> Share {
+        let under_way = std::mem::take(&mut batch.under_way);
+        if !is_done {
+            return Share::NONE;
+        }
+        let Ack { value: given, level: asked, deferred } = under_way.ack;
+        let value = under_way.value.max(given);
+        batch.worth.value += value - under_way.value; // the documents' is counted there already
+        batch.worth.largest = batch.worth.largest.max(value);
+        let level = self.level_of(&under_way, value);
+        batch.worth.level = batch.worth.level.stricter(level);
+        Share { level, asked, value, deferred, index: None }
+    }
+
+    /// The level that a request has to reach: what it asks for, or more where there is a cap on what is at risk.
+    fn level_of(&self, request: &UnderWay, value: u64) -> Level {
+        let level = request.ack.level;
+        if self.valuation.policy.is_none() || level.stricter(Level::Sync) == level {
+            return level;
+        }
+        match level {
+            _ if request.repeats => Level::Sync,
+            Level::ReplicatedOrSync if value > 0 => Level::Sync, // it can come without the cap being asked
+            Level::Async | Level::Replicated if value > 0 => Level::Risk,
+            level => level,
         }
     }
 
@@ -462,6 +644,9 @@ impl Sequencer {
                 let Stored::Outcome(outcome) = stored else { return Err(other_command(retry)) };
                 results.push(Ok(outcome));
                 retried.push(number);
+                if one.may_have_value(&self.valuation) {
+                    batch.note_repetition();
+                }
                 continue;
             }
             if one.is_multi() {
@@ -489,7 +674,7 @@ impl Sequencer {
             }
         }
         self.remember(&write.retry, &mut done, batch)?;
-        Ok(WriteReply { results, retried, at: self.state.at() })
+        Ok(WriteReply { results, retried, at: self.state.at(), receipt: Receipt::default() })
     }
 
     fn statement(
@@ -516,8 +701,11 @@ impl Sequencer {
             match self.recall(retry, statement_number(retry, 0), batch)? {
                 None => {}
                 Some(Stored::Found { value, found, upserted }) => {
-                    let at = self.state.at();
-                    return Ok(FindAndModifyReply { value, found, upserted, retried: true, at });
+                    if self.valuation.covers(&command.ns) {
+                        batch.note_repetition();
+                    }
+                    let (at, receipt) = (self.state.at(), Receipt::default());
+                    return Ok(FindAndModifyReply { value, found, upserted, retried: true, at, receipt });
                 }
                 Some(Stored::Outcome(_)) => return Err(other_command(retry).into()),
             }
@@ -625,10 +813,8 @@ impl Sequencer {
         let mut failure = None;
         if batch.encoder.len() > 0 {
             let size = batch.encoder.size();
-            match self
-                .log
-                .append(&batch.encoder.parts(), u64::try_from(batch.wall_ms).unwrap_or_default() * 1_000_000)
-            {
+            let time_ns = u64::try_from(batch.wall_ms).unwrap_or_default() * 1_000_000;
+            match self.log.append(&batch.encoder.parts(), time_ns, batch.worth) {
                 Ok(index) => {
                     self.sessions.absorb(batch.pending);
                     self.sessions.shed(self.memory.records_max());
@@ -637,20 +823,46 @@ impl Sequencer {
                 Err(error) => failure = Some(self.take_back(error)),
             }
         }
-        let needs_sync =
-            batch.replies.iter().any(|(ack, _)| *ack == Ack::Synced) && self.log.synced() < self.index;
-        for (ack, reply) in batch.replies {
-            match (ack, &failure) {
-                (Ack::Synced, None) if needs_sync => self.waiters.push(self.index, reply),
-                (_, failure) => reply.send(failure.as_ref()),
+        let mut is_pending = false;
+        for (share, reply) in batch.replies {
+            match &failure {
+                // What it waits for was written before, and is not in the batch that was refused.
+                _ if matches!(reply, Reply::Settled(_)) => is_pending |= self.answer(share, reply),
+                Some(error) => reply.refuse(error),
+                None => is_pending |= self.answer(share, reply),
             }
         }
-        if needs_sync {
+        if is_pending {
             self.log.request_sync();
-            self.waiters.release(self.log.synced());
+            // Their syncs may have come between.
+            self.waiters.release();
         }
         self.expire_sessions(batch.wall_ms);
         failure
+    }
+
+    /// Sends a reply if its level is reached, or leaves it with those that wait; whether it did that.
+    fn answer(&self, share: Share, reply: Reply) -> bool {
+        let Share { level, asked, value, deferred, index } = share;
+        if level == Level::Async {
+            reply.send(Receipt::default());
+            return false;
+        }
+        let index = index.unwrap_or(self.index);
+        if deferred {
+            let owed = Some(Owed { index, level, asked, value });
+            reply.send(Receipt { owed, ..Receipt::default() });
+            return false;
+        }
+        let mut pending = Pending { claim: self.log.claim(index, level, value), asked, reply };
+        match pending.poll() {
+            Some(acked) => pending.reply.send(Receipt { acked, owed: None }),
+            None => {
+                self.waiters.push(pending);
+                return true;
+            }
+        }
+        false
     }
 
     fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Arc<Event>>) {
@@ -703,6 +915,9 @@ fn statement_number(retry: &Retry, position: usize) -> i32 {
 }
 
 #[cfg(test)]
+mod acks;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::command::{DeleteStatement, UpdateStatement};
@@ -749,7 +964,7 @@ mod tests {
     }
 
     impl CommitLog for SmallDisk {
-        fn append(&mut self, parts: &[&[u8]], _time_ns: u64) -> Result<u64, CommitError> {
+        fn append(&mut self, parts: &[&[u8]], _time_ns: u64, _worth: Worth) -> Result<u64, CommitError> {
             let mut appended = self.appended.lock();
             if appended.len() >= self.room.load(Ordering::Relaxed) {
                 return Err(CommitError::NoSpace("no room".into()));
@@ -759,11 +974,11 @@ mod tests {
             Ok(appended.len() as u64)
         }
 
-        fn request_sync(&self) {}
-
-        fn synced(&self) -> u64 {
-            self.appended.lock().len() as u64
+        fn claim(&self, _index: u64, level: Level, _value: u64) -> Box<dyn Claim> {
+            Box::new(crate::log::InMemory(level))
         }
+
+        fn request_sync(&self) {}
 
         fn close(self: Box<Self>) -> Result<(), String> {
             Ok(())
@@ -773,25 +988,30 @@ mod tests {
     struct Running {
         requests: mpsc::Sender<Request>,
         desk: Arc<Desk>,
-        waiters: Arc<SyncWaiters>,
+        waiters: Arc<Waiters>,
         published: Arc<ArcSwap<State>>,
         feed: Arc<Feed>,
     }
 
     /// A sequencer without a thread.
     fn sequencer(log: SmallDisk) -> Sequencer {
+        on(Box::new(log), Arc::default(), Valuation::default())
+    }
+
+    pub(super) fn on(log: Box<dyn CommitLog>, waiters: Arc<Waiters>, valuation: Valuation) -> Sequencer {
         Sequencer::new(Start {
             state: State::default(),
             sessions: Sessions::default(),
-            log: Box::new(log),
+            log,
             index: 0,
             marks: VecDeque::new(),
             published: Arc::default(),
             feed: Arc::new(Feed::start(1, Timestamp::default(), 1 << 20).unwrap()),
             clock: Clock::system(),
-            waiters: Arc::default(),
+            waiters,
             memory: Arc::new(Memory::new(1 << 30, 75, 90)),
             disk: Arc::default(),
+            valuation,
         })
     }
 
@@ -826,7 +1046,7 @@ mod tests {
     }
 
     async fn write(running: &Running, statement: Statement, retry: Option<Retry>) -> Result<WriteReply> {
-        let (request, reply) = request(statement, retry, Ack::Written);
+        let (request, reply) = request(statement, retry, Ack::WRITTEN);
         running.requests.send(request).await.expect("the sequencer runs");
         answer(reply).await.expect("the sequencer answers")
     }
@@ -881,7 +1101,7 @@ mod tests {
             write(&running, insert(1), None).await.unwrap();
             let before = running.published.load_full();
             disk.panics.store(true, Ordering::Relaxed);
-            let (panics, reply) = request(insert(2), None, Ack::Written);
+            let (panics, reply) = request(insert(2), None, Ack::WRITTEN);
             if on_its_thread {
                 running.requests.send(panics).await.expect("the sequencer runs");
             } else {
@@ -897,9 +1117,9 @@ mod tests {
             assert!(answer(reply).await.is_none());
             // What was half done is not seen, also when the log would take it again.
             disk.panics.store(false, Ordering::Relaxed);
-            let (now, _) = request(insert(3), None, Ack::Written);
+            let (now, _) = request(insert(3), None, Ack::WRITTEN);
             let refused = running.desk.try_now(now).expect("nobody is at the desk");
-            let (queued, reply) = request(insert(4), None, Ack::Written);
+            let (queued, reply) = request(insert(4), None, Ack::WRITTEN);
             if running.requests.send(queued).await.is_ok() {
                 assert!(answer(reply).await.is_none());
             }
@@ -914,14 +1134,24 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn who_waits_for_a_failed_disk_is_told_whenever_it_comes() {
         let running = start(SmallDisk::new());
+        let synced = Arc::new(AtomicUsize::new(0));
+        struct At(usize, Arc<AtomicUsize>);
+        impl Claim for At {
+            fn poll(&mut self) -> Result<Option<Acked>, String> {
+                let is_synced = self.1.load(Ordering::Relaxed) >= self.0;
+                Ok(is_synced.then_some(Acked { level: Level::Sync, degraded: false }))
+            }
+        }
         let wait = |index| {
             let (to, reply) = oneshot::channel();
-            running.waiters.push(index, Reply::Sync(to));
+            let claim = Box::new(At(index, synced.clone()));
+            running.waiters.push(Pending { claim, asked: Level::Sync, reply: Reply::Settled(to) });
             reply
         };
         let (early, beyond) = (wait(1), wait(2));
-        running.waiters.release(1);
-        assert_eq!(early.await, Ok(Ok(())));
+        synced.store(1, Ordering::Relaxed);
+        running.waiters.release();
+        assert_eq!(early.await, Ok(Ok(Acked { level: Level::Sync, degraded: false })));
         running.waiters.fail("broken");
         for reply in [beyond, wait(2), wait(3)] {
             let told = tokio::time::timeout(Duration::from_secs(10), reply).await.expect("told in time");
@@ -937,15 +1167,15 @@ mod tests {
         let options = doc! { "changeStreamPreAndPostImages": { "enabled": true } };
         let (to, _) = oneshot::channel();
         let create = Definition::Create { ns: ns(), options };
-        sequencer.carry_out([Request::Define(Box::new(create), Ack::Written, to)]);
+        sequencer.carry_out([Request::Define(Box::new(create), Ack::WRITTEN, to)]);
         let index = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 0 };
         let (to, _) = oneshot::channel();
         let indexes = Definition::CreateIndexes { ns: ns(), specs: vec![index] };
-        sequencer.carry_out([Request::Define(Box::new(indexes), Ack::Written, to)]);
+        sequencer.carry_out([Request::Define(Box::new(indexes), Ack::WRITTEN, to)]);
         for id in 0..COUNT {
             let doc = doc! { "_id": id, "n": 0, "at": Value::DateTime(1), "text": "x".repeat(LARGE) };
             assert!(
-                carried_out(sequencer, request(Statement::Insert { ns: ns(), doc }, None, Ack::Written))
+                carried_out(sequencer, request(Statement::Insert { ns: ns(), doc }, None, Ack::WRITTEN))
                     .is_ok()
             );
         }
@@ -984,7 +1214,7 @@ mod tests {
             statements,
             ordered: false,
             retry,
-            ack: Ack::Written,
+            ack: Ack::WRITTEN,
             bypass_validation: false,
             interrupt: None,
         };
@@ -1035,9 +1265,9 @@ mod tests {
             let mut sequencer = sequencer(disk.clone());
             large_documents(&mut sequencer);
             disk.room.store(disk.appended.lock().len() + 1, Ordering::Relaxed);
-            let (before, mut first) = request(insert(100), None, Ack::Written);
+            let (before, mut first) = request(insert(100), None, Ack::WRITTEN);
             let (large, mut refused) = write_request(statements, retry.clone());
-            let (after, mut last) = request(insert(101), None, Ack::Written);
+            let (after, mut last) = request(insert(101), None, Ack::WRITTEN);
             sequencer.carry_out([before, large, after]);
             assert!(first.try_recv().unwrap().is_ok());
             assert_eq!(refused.try_recv().unwrap().unwrap_err().code, code::OUT_OF_DISK_SPACE);
@@ -1070,9 +1300,9 @@ mod tests {
         let done = |first| Done { first, count: 1, result: Stored::Outcome(Outcome::Inserted) };
         let known = (1..STATEMENTS_MAX as i32).map(done).collect();
         sequencer.sessions.note(&retry(0), sequencer.clock.now_ms(), known, 0);
-        let last = carried_out(&mut sequencer, request(insert(1), Some(retry(0)), Ack::Written));
+        let last = carried_out(&mut sequencer, request(insert(1), Some(retry(0)), Ack::WRITTEN));
         assert_eq!(last.unwrap().results, [Ok(Outcome::Inserted)]);
-        let beyond = carried_out(&mut sequencer, request(insert(2), Some(retry(-1)), Ack::Written));
+        let beyond = carried_out(&mut sequencer, request(insert(2), Some(retry(-1)), Ack::WRITTEN));
         assert_eq!(beyond.unwrap_err().code, code::BAD_VALUE);
         assert_eq!(sequencer.state.collection(&ns()).unwrap().len(), 1);
     }

@@ -5,8 +5,8 @@
 
 use crate::collection::{Collection, CollectionInfo};
 use crate::command::{
-    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, Statement, UpdateStatement,
-    WriteError,
+    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, Receipt, Statement,
+    UpdateStatement, WriteError,
 };
 use crate::effects::{CollectionNumber, Effect, RecordNumber};
 use crate::event::key_of;
@@ -221,6 +221,8 @@ pub fn update(
 struct Change {
     effect: Effect,
     after: Doc,
+    /// What is at risk with it.
+    value: u64,
 }
 
 /// What an update does to one document; `None` if nothing.
@@ -240,6 +242,7 @@ fn change(
     check_updated_size(&applied.doc)?;
     let spared = !bypass && info.spares_invalid() && validate(&info, &hit.doc, false).is_err();
     validate(&info, &applied.doc, bypass || spared)?;
+    let value = seq.valuation.of_changed(ns, hit.doc.raw(), applied.doc.raw())?;
     let before = info.keeps_images.then(|| hit.doc.clone());
     let (collection, record) = (info.number, hit.record);
     let after = applied.doc;
@@ -251,12 +254,14 @@ fn change(
         }
         None => Effect::Replace { collection, record, doc: after.clone(), before },
     };
-    Ok(Some(Change { effect, after }))
+    Ok(Some(Change { effect, after, value }))
 }
 
 impl Change {
     fn carry_out(self, seq: &mut Sequencer, batch: &mut Batch) -> Result<(), WriteError> {
-        seq.effect(batch, self.effect, Some(self.after))
+        seq.effect(batch, self.effect, Some(self.after))?;
+        batch.charge(self.value);
+        Ok(())
     }
 }
 
@@ -289,7 +294,16 @@ fn put(
     let info = seq.ensure_collection(ns, batch)?;
     refuse_view(&info)?;
     validate(&info, &doc, bypass)?;
-    put_new(seq, &info, doc, batch)
+    let value = seq.valuation.of_new(ns, doc.raw())?;
+    let stored = put_new(seq, &info, doc, batch);
+    match &stored {
+        Ok(()) => batch.charge(value),
+        Err(failed) if failed.error.code == code::DUPLICATE_KEY && value > 0 => {
+            batch.note_repetition();
+        }
+        Err(_) => {}
+    }
+    stored
 }
 
 /// Carries out a delete statement.
@@ -406,7 +420,8 @@ pub fn find_and_modify(
         }
         (Modify::Remove | Modify::Update { upsert: false, .. }, None) => None,
     };
-    Ok(FindAndModifyReply { value, found, upserted: id, retried: false, at: seq.state.at() })
+    let (at, receipt) = (seq.state.at(), Receipt::default());
+    Ok(FindAndModifyReply { value, found, upserted: id, retried: false, at, receipt })
 }
 
 /// Deletes documents whose date in a TTL index is at or before `upto_ms`; returns how many, or 0 if it failed.

@@ -210,7 +210,7 @@ async fn writes_that_wait_for_the_disk_are_acknowledged() {
     let engine =
         open(Options { sync: rockdove_engine::SyncPolicy::Never, ..Options::stored_in(dir.path()) }).await;
     let mut write = write_of(vec![statement_insert(&ns(), doc! { "_id": 1 })]);
-    write.ack = Ack::Synced;
+    write.ack = Ack::SYNCED;
     bounded(engine.write(write)).await.unwrap();
     bounded(engine.sync()).await.unwrap();
     define(&engine, Definition::DropIndexes { ns: ns(), which: IndexChoice::All }).await.unwrap();

@@ -61,6 +61,24 @@ impl Level {
         }
     }
 
+    /// The level that an entry has which several share: the stricter of the two, in the order `async`,
+    /// `replicated-or-sync`, `replicated`, `risk`, `sync`, `quorum-sync`. It is what the entry's frame says; each part
+    /// is acknowledged at its own level ([`Journal::ticket`](crate::Journal::ticket)).
+    pub fn stricter(self, other: Level) -> Level {
+        if other.strictness() > self.strictness() { other } else { self }
+    }
+
+    const fn strictness(self) -> u8 {
+        match self {
+            Level::Async => 0,
+            Level::ReplicatedOrSync => 1,
+            Level::Replicated => 2,
+            Level::Risk => 3,
+            Level::Sync => 4,
+            Level::QuorumSync => 5,
+        }
+    }
+
     /// The number in a frame.
     pub(crate) const fn code(self) -> u8 {
         self as u8
@@ -254,6 +272,23 @@ mod tests {
         }
         assert!("Sync".parse::<Level>().is_err());
         assert_eq!((Level::of_code(0), Level::of_code(7)), (None, None));
+    }
+
+    #[test]
+    fn the_stricter_of_two() {
+        let order = [
+            Level::Async,
+            Level::ReplicatedOrSync,
+            Level::Replicated,
+            Level::Risk,
+            Level::Sync,
+            Level::QuorumSync,
+        ];
+        for (place, level) in order.into_iter().enumerate() {
+            for (other_place, other) in order.into_iter().enumerate() {
+                assert_eq!(level.stricter(other), order[place.max(other_place)]);
+            }
+        }
     }
 
     #[test]

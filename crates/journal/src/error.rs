@@ -74,6 +74,14 @@ pub enum OpenError {
         /// As the options say.
         asked: String,
     },
+    /// The log is encrypted, and not with the key that was given, if one was.
+    #[error("the journal in {} cannot be opened: {what}", folder.display())]
+    Key {
+        /// The log's folder.
+        folder: PathBuf,
+        /// What is wrong with the key.
+        what: &'static str,
+    },
     /// The disk refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -83,7 +91,7 @@ pub enum OpenError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AppendError {
-    /// The payload is longer than [`PAYLOAD_BYTES_MAX`](crate::PAYLOAD_BYTES_MAX).
+    /// The payload, or what is stored for it, is longer than [`PAYLOAD_BYTES_MAX`](crate::PAYLOAD_BYTES_MAX).
     #[error("an entry of {bytes} bytes is longer than {bytes_max} bytes")]
     TooLarge {
         /// Length of the payload.
@@ -125,6 +133,14 @@ pub enum ReadError {
         index: u64,
         /// The next entry to be written.
         next: u64,
+    },
+    /// The entry is encrypted, and the reader does not have its key.
+    #[error("entry {index} cannot be read: {what}")]
+    Key {
+        /// The entry.
+        index: u64,
+        /// What is wrong with the key.
+        what: &'static str,
     },
     /// The stored bytes are not what was appended.
     #[error(transparent)]

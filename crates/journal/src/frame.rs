@@ -6,6 +6,7 @@
 
 use crate::ack::Level;
 use crate::checksum::Crc32c;
+use crate::codec::Encoding;
 
 /// Length of a header in bytes.
 pub(crate) const HEADER_BYTES: u64 = 64;
@@ -62,9 +63,11 @@ pub(crate) struct Frame {
     pub value: u64,
     /// What the payload is.
     pub kind: Kind,
+    /// How the payload is stored.
+    pub encoding: Encoding,
     /// The level at which it was to be acknowledged, if the appender named one.
     pub level: Option<Level>,
-    /// Length of the payload in bytes.
+    /// Length of the payload in bytes, as it is stored.
     pub payload_len: u32,
     /// The writer's `synced` mark when it appended the frame.
     pub durable_upto: u64,
@@ -137,6 +140,7 @@ impl Frame {
         put(&mut bytes, TIME, &self.time_ns.to_le_bytes());
         put(&mut bytes, VALUE, &self.value.to_le_bytes());
         bytes[KIND] = self.kind as u8;
+        bytes[CODEC] = self.encoding.code();
         bytes[ACK_CLASS] = self.level.map_or(0, Level::code);
         put(&mut bytes, PAYLOAD_LEN, &self.payload_len.to_le_bytes());
         put(&mut bytes, DURABLE, &self.durable_upto.to_le_bytes());
@@ -156,8 +160,9 @@ impl Frame {
         }
         let kind = Kind::of_code(bytes[KIND]).ok_or(Fault::Unsupported("a kind of frame"))?;
         let level = Level::of_code(bytes[ACK_CLASS]);
-        if bytes[FLAGS] != 0 || bytes[CODEC] != 0 || (level.is_none() && bytes[ACK_CLASS] != 0) {
-            return Err(Fault::Unsupported("a frame's flags, codec or level"));
+        let encoding = Encoding::of_code(bytes[CODEC]).ok_or(Fault::Unsupported("a codec"))?;
+        if bytes[FLAGS] != 0 || (level.is_none() && bytes[ACK_CLASS] != 0) {
+            return Err(Fault::Unsupported("a frame's flags or level"));
         }
         let payload_len = u32_at(bytes, PAYLOAD_LEN);
         if u64::from(len) != HEADER_BYTES + u64::from(payload_len) {
@@ -170,6 +175,7 @@ impl Frame {
             time_ns: u64_at(bytes, TIME),
             value: u64_at(bytes, VALUE),
             kind,
+            encoding,
             level,
             payload_len,
             durable_upto: u64_at(bytes, DURABLE),
@@ -266,11 +272,13 @@ mod tests {
         fn decode_reverses_encode(
             index: u64, term: u64, time_ns: u64, value: u64, payload_len in 0u32..=128 << 20,
             durable_upto: u64, prev_link: u32, body_crc: u32, salt: u64, level in 0u8..7, is_mark: bool,
+            compressed: bool, encrypted: bool,
         ) {
+            let encoding = Encoding { compressed, encrypted };
             let kind = if is_mark { Kind::Synced } else { Kind::Data };
             let level = Level::of_code(level);
             let frame =
-                Frame { body_crc, index, term, time_ns, value, kind, level, payload_len, durable_upto, prev_link };
+                Frame { body_crc, index, term, time_ns, value, kind, encoding, level, payload_len, durable_upto, prev_link };
             let (bytes, link) = frame.encode(salt);
             prop_assert_eq!(Frame::decode(&bytes, salt), Ok((frame, link)));
         }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::ack::{Cluster, Watermarks};
+use crate::ack::{Cluster, Level, Watermarks};
+use crate::codec::Key;
 use crate::cursor::{self, CursorError, CursorPosition};
 use crate::cycle::Cycle;
 use crate::disk::{Disk, RealDisk};
@@ -22,9 +23,9 @@ use crate::risk::{Cause, Exposure};
 use crate::scan::Scanner;
 use crate::segment::Segment;
 use crate::state::StateFile;
-use crate::sync::{Desk, Untrimmed};
+use crate::sync::{Asked, Desk, Untrimmed};
 use crate::tail::{NamedTailer, Seek, Source, Tailer, Visibility};
-use crate::writer::{Core, Writer};
+use crate::writer::{Core, Ticket, Writer};
 
 /// Called after each sync with the new durable mark, and once with the failure that ended the log.
 type Callback = Arc<dyn Fn(&Result<u64, DiskError>) + Send + Sync>;
@@ -41,6 +42,8 @@ pub(crate) const LOCK: &str = "lock";
 pub(crate) struct Shared {
     pub folder: Folder,
     pub log_id: [u8; 16],
+    /// What payloads are decrypted with.
+    pub key: Option<Key>,
     pub desk: Desk,
     /// Ordered by base; the last one is active. Never empty.
     pub segments: RwLock<Vec<Arc<Segment>>>,
@@ -164,6 +167,13 @@ impl Journal {
     /// counts as [`Cluster::alone`].
     pub fn set_cluster(&self, cluster: Cluster) {
         self.0.desk.set_cluster(cluster);
+    }
+
+    /// A ticket for a part of an entry that several share ([`Writer::append_shared`]). `value` is the part's share of
+    /// the entry's value: a part that is given two tickets counts twice as acknowledged. It asks for no sync:
+    /// [`Journal::request_sync`] does.
+    pub fn ticket(&self, index: u64, level: Level, value: u64) -> Ticket {
+        Ticket::of_part(&self.0, Asked { level, index, value })
     }
 
     /// How much is at risk; nothing if the log has no risk policy.
@@ -307,7 +317,9 @@ impl Source for Shared {
 
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
         let file = self.folder.open_read(&segment.name())?;
-        Ok(Scanner::new(file, self.log_id, segment.salt).with_window(segment.window()))
+        Ok(Scanner::new(file, self.log_id, segment.salt)
+            .with_window(segment.window())
+            .with_key(self.key.clone()))
     }
 
     fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {

@@ -60,6 +60,7 @@
 
 mod ack;
 mod checksum;
+mod codec;
 mod control;
 mod cursor;
 mod cycle;
@@ -92,6 +93,7 @@ mod view;
 mod writer;
 
 pub use ack::{Ack, Cluster, Follower, Level, UnknownLevel, Watermarks, acknowledge};
+pub use codec::{Codec, Compression, Key, KeyError};
 pub use control::Synced;
 pub use cursor::{CURSOR_NAME_BYTES_MAX, CursorError, CursorPosition};
 pub use cycle::{Cycle, CycleError, CycleLength};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::codec::Codec;
 use crate::cycle::Cycle;
 use crate::retention::Retention;
 use crate::risk::RiskPolicy;
@@ -54,6 +55,8 @@ pub struct Options {
     /// What is removed by itself, after a segment was completed; [`Journal::retain`](crate::Journal::retain) does
     /// it at any time.
     pub retention: Retention,
+    /// How payloads are stored.
+    pub codec: Codec,
 }
 
 /// The roll cycle of a log, which is stored in it when it is made.
@@ -76,6 +79,7 @@ impl Default for Options {
             risk: None,
             cycle: CycleChoice::default(),
             retention: Retention::default(),
+            codec: Codec::default(),
         }
     }
 }

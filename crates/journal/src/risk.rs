@@ -225,6 +225,16 @@ impl Bucket {
     }
 }
 
+/// What an entry is for the account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weight {
+    pub value: u64,
+    /// The largest of the values that it is made up of.
+    pub largest: u64,
+    /// Header and padding included.
+    pub bytes: u64,
+}
+
 /// The account of what is unsafe.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -251,7 +261,8 @@ impl Ledger {
     }
 
     /// Takes up an entry at the moment it is published; which sync it asks for, if any.
-    pub(crate) fn appended(&mut self, value: u64, bytes: u64, now: Instant) -> Option<Cause> {
+    pub(crate) fn appended(&mut self, entry: Weight, now: Instant) -> Option<Cause> {
+        let Weight { value, largest, bytes } = entry;
         let open = self.buckets.back_mut().expect("the open bucket");
         open.oldest.get_or_insert(now);
         (open.value, open.bytes, open.count) =
@@ -260,7 +271,7 @@ impl Ledger {
         (sum.value, sum.bytes, sum.count) = (sum.value + u128::from(value), sum.bytes + bytes, sum.count + 1);
         let policy = &self.policy;
         let reached = |limit: Option<u64>, now: u64| limit.is_some_and(|limit| now >= limit);
-        if reached(policy.single, value) {
+        if reached(policy.single, largest) {
             Some(Cause::Single)
         } else if value > 0 && policy.total.is_some_and(|total| sum.value > total.into()) {
             Some(Cause::Total)
@@ -336,6 +347,10 @@ mod tests {
 
     use super::*;
 
+    fn weight(value: u64, bytes: u64) -> Weight {
+        Weight { value, largest: value, bytes }
+    }
+
     fn ledger(policy: RiskPolicy) -> Ledger {
         Ledger::new(policy, 0)
     }
@@ -351,13 +366,15 @@ mod tests {
             ..RiskPolicy::default()
         };
         let mut values = ledger(policy.clone());
-        assert_eq!(values.appended(99, 1, now), None);
-        assert_eq!(values.appended(100, 1, now), Some(Cause::Single));
-        assert_eq!(values.appended(51, 1, now), None, "exactly the cap");
-        assert_eq!(values.appended(1, 1, now), Some(Cause::Total));
-        assert_eq!(values.appended(0, 1, now), Some(Cause::Count));
-        assert_eq!(ledger(policy.clone()).appended(0, 1000, now), Some(Cause::Bytes));
-        assert_eq!(ledger(policy).appended(u64::MAX, 1, now), Some(Cause::Single));
+        assert_eq!(values.appended(weight(99, 1), now), None);
+        assert_eq!(values.appended(weight(100, 1), now), Some(Cause::Single));
+        assert_eq!(values.appended(weight(51, 1), now), None, "exactly the cap");
+        assert_eq!(values.appended(weight(1, 1), now), Some(Cause::Total));
+        let shared = Weight { value: 120, largest: 60, bytes: 1 };
+        assert_eq!(ledger(policy.clone()).appended(shared, now), None, "no part of it is as large");
+        assert_eq!(values.appended(weight(0, 1), now), Some(Cause::Count));
+        assert_eq!(ledger(policy.clone()).appended(weight(0, 1000), now), Some(Cause::Bytes));
+        assert_eq!(ledger(policy).appended(weight(u64::MAX, 1), now), Some(Cause::Single));
     }
 
     /// F21: 0, X exactly, X + 1, the largest number, many small ones.
@@ -368,7 +385,7 @@ mod tests {
         let admit = |values: &[u64]| -> Vec<bool> {
             let mut ledger = ledger(policy.clone());
             let one = |(value, index): (&u64, u64)| {
-                ledger.appended(*value, 64, now);
+                ledger.appended(weight(*value, 64), now);
                 ledger.admit(index, *value)
             };
             values.iter().zip(1..).map(one).collect()
@@ -378,7 +395,7 @@ mod tests {
         assert_eq!(admit(&[u64::MAX, u64::MAX]), [false, false]);
         let mut sums = ledger(RiskPolicy { cap: Cap::Soft, ..policy });
         for index in 1..=3 {
-            sums.appended(u64::MAX, 64, now);
+            sums.appended(weight(u64::MAX, 64), now);
             assert!(sums.admit(index, u64::MAX));
         }
         assert_eq!(sums.exposure().acked, 3 * u128::from(u64::MAX));
@@ -390,12 +407,12 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut ledger = ledger(RiskPolicy { age: Some(Duration::from_millis(10)), ..RiskPolicy::default() });
         assert_eq!(ledger.due(), None);
-        ledger.appended(0, 1, at(0));
-        ledger.appended(0, 1, at(5));
+        ledger.appended(weight(0, 1), at(0));
+        ledger.appended(weight(0, 1), at(5));
         assert_eq!(ledger.due(), Some(at(10)));
         ledger.sync_began(2);
         assert_eq!(ledger.due(), None);
-        ledger.appended(0, 1, at(7));
+        ledger.appended(weight(0, 1), at(7));
         assert_eq!(ledger.due(), Some(at(17)));
         assert_eq!(ledger.exposure().oldest, Some(at(0)));
         ledger.now_safe(2);
@@ -434,7 +451,7 @@ mod tests {
             for event in events {
                 match event {
                     Event::Append(value) => {
-                        ledger.appended(value, 64, now);
+                        ledger.appended(weight(value, 64), now);
                         entries.push((value, false));
                     }
                     Event::Ack(which) => {

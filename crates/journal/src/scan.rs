@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::codec::{Decoder, Key, Unreadable};
 use crate::error::DiskError;
 use crate::file::{LogFile, PIECE_BYTES};
 use crate::frame::{Fault, Frame, HEADER_BYTES, HeaderBytes, stride};
@@ -32,11 +33,17 @@ pub(crate) struct Scanner {
     salt: u64,
     buf: Vec<u8>,
     start: u64,
+    decoder: Decoder,
 }
 
 impl Scanner {
     pub(crate) fn new(file: LogFile, log_id: [u8; 16], salt: u64) -> Self {
-        Scanner { file, window: None, log_id, salt, buf: Vec::new(), start: 0 }
+        Scanner { file, window: None, log_id, salt, buf: Vec::new(), start: 0, decoder: Decoder::default() }
+    }
+
+    /// As [`Scanner::new`], with the key of the log's payloads.
+    pub(crate) fn with_key(self, key: Option<Key>) -> Self {
+        Scanner { decoder: Decoder::new(key), ..self }
     }
 
     /// As [`Scanner::new`], reading in memory what that shows.
@@ -158,6 +165,19 @@ impl Scanner {
         }
         let skip = (range.start - self.start) as usize;
         &self.buf[skip..skip + (range.end - range.start) as usize]
+    }
+
+    /// Decodes the payload at a place that [`Scanner::body`] found.
+    pub(crate) fn decode(&mut self, body: &Range<u64>, frame: &Frame) -> Result<(), Unreadable> {
+        let mut decoder = std::mem::take(&mut self.decoder);
+        let decoded = decoder.decode(self.held(body), frame, &self.log_id);
+        self.decoder = decoder;
+        decoded
+    }
+
+    /// The payload of a frame at the place that was looked at last, as it was appended.
+    pub(crate) fn payload(&self, body: &Range<u64>, frame: &Frame) -> &[u8] {
+        if frame.encoding.is_plain() { self.held(body) } else { self.decoder.payload() }
     }
 
     /// Forgets what was read: the file may have changed.

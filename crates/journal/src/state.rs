@@ -17,7 +17,8 @@ pub(crate) const NAME: &str = "state";
 const PAGE: u64 = 4096;
 
 const MAGIC: &[u8; 8] = b"RDOVESTA";
-const VERSION: u32 = 2;
+/// The newest version; what asks for nothing of it is written as the one before.
+const VERSION: u32 = 3;
 const FLAG_CLEAN: u32 = 1;
 
 const AT_VERSION: usize = MAGIC.len();
@@ -30,11 +31,22 @@ const AT_DURABLE: usize = AT_FIRST + 8;
 const AT_CYCLE: usize = AT_DURABLE + 8;
 const AT_ZONE_LEN: usize = AT_CYCLE + 1;
 const AT_ZONE: usize = AT_CYCLE + 8;
-const AT_CRC: usize = AT_ZONE + ZONE_BYTES_MAX;
+const AT_KEY_CHECK: usize = AT_ZONE + ZONE_BYTES_MAX;
+const AT_CRC: usize = AT_KEY_CHECK + 16;
 const RECORD_BYTES: usize = AT_CRC + 4;
-const _: () = assert!(RECORD_BYTES == 148);
+const _: () = assert!(RECORD_BYTES == 164);
 /// In version 1 the checksum followed the durable mark: it knew no cycles.
 const AT_CRC_1: usize = AT_DURABLE + 8;
+/// In version 2 it followed the zone: it knew no keys.
+const AT_CRC_2: usize = AT_KEY_CHECK;
+
+const fn crc_at(version: u32) -> usize {
+    match version {
+        1 => AT_CRC_1,
+        2 => AT_CRC_2,
+        _ => AT_CRC,
+    }
+}
 
 /// The record.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +65,8 @@ pub(crate) struct State {
     pub clean: bool,
     /// When segments roll, besides when they are full.
     pub cycle: Option<Cycle>,
+    /// What the key of the log's payloads is known by, if they are encrypted.
+    pub key_check: Option<[u8; 16]>,
 }
 
 enum Copy {
@@ -66,13 +80,15 @@ enum Copy {
 impl State {
     /// The record of a log whose own is lost.
     pub(crate) fn rebuilt(log_id: [u8; 16], boot_id: [u8; 16], first: u64) -> State {
-        State { sequence: 0, log_id, boot_id, first, durable_upto: first - 1, clean: false, cycle: None }
+        let (durable_upto, clean) = (first - 1, false);
+        State { sequence: 0, log_id, boot_id, first, durable_upto, clean, cycle: None, key_check: None }
     }
 
     fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         put(&mut bytes, 0, MAGIC);
-        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
+        let version = if self.key_check.is_some() { VERSION } else { 2 };
+        put(&mut bytes, AT_VERSION, &version.to_le_bytes());
         put(&mut bytes, AT_FLAGS, &(if self.clean { FLAG_CLEAN } else { 0 }).to_le_bytes());
         put(&mut bytes, AT_SEQUENCE, &self.sequence.to_le_bytes());
         put(&mut bytes, AT_LOG_ID, &self.log_id);
@@ -85,14 +101,18 @@ impl State {
             bytes[AT_ZONE_LEN] = u8::try_from(zone.len()).expect("a zone's name is short");
             put(&mut bytes, AT_ZONE, zone);
         }
-        let crc = Crc32c::new().add(&bytes[..AT_CRC]).value();
-        put(&mut bytes, AT_CRC, &crc.to_le_bytes());
+        if let Some(check) = &self.key_check {
+            put(&mut bytes, AT_KEY_CHECK, check);
+        }
+        let at = crc_at(version);
+        let crc = Crc32c::new().add(&bytes[..at]).value();
+        put(&mut bytes, at, &crc.to_le_bytes());
         bytes
     }
 
     fn decode(bytes: &[u8; RECORD_BYTES]) -> Copy {
         let (version, flags) = (u32_at(bytes, AT_VERSION), u32_at(bytes, AT_FLAGS));
-        let crc_at = if version == 1 { AT_CRC_1 } else { AT_CRC };
+        let crc_at = crc_at(version);
         let whole = Crc32c::new().add(&bytes[..crc_at]).value() == u32_at(bytes, crc_at);
         if !bytes.starts_with(MAGIC) || !whole {
             return Copy::Unreadable;
@@ -118,6 +138,7 @@ impl State {
             durable_upto: u64_at(bytes, AT_DURABLE),
             clean: flags & FLAG_CLEAN != 0,
             cycle,
+            key_check: (version >= 3).then(|| bytes[AT_KEY_CHECK..AT_CRC].try_into().expect("sixteen bytes")),
         })
     }
 }

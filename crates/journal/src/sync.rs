@@ -35,7 +35,7 @@ use crate::file::{Folder, LogFile};
 use crate::journal::Shared;
 use crate::map::Window;
 use crate::options::SyncPolicy;
-use crate::risk::{Cause, Causes, Exposure, Ledger, RiskPolicy, Scope};
+use crate::risk::{Cause, Causes, Exposure, Ledger, RiskPolicy, Scope, Weight};
 use crate::segment::{SEAL_AT, Seal, Segment};
 
 /// How long a mark that could not be appended waits for the next try.
@@ -186,9 +186,9 @@ impl Desk {
         self.state.lock().closed
     }
 
-    /// Makes the entries up to `index` visible, whose values and bytes these are, and sees to it that they get
+    /// Makes the entries up to `index` visible, that weigh this, and sees to it that they get
     /// synced as the policies say. Marks of the log itself have no value and no bytes: they ask for nothing.
-    pub(crate) fn publish(&self, index: u64, entries: impl Iterator<Item = (u64, u64)>) {
+    pub(crate) fn publish(&self, index: u64, entries: impl Iterator<Item = Weight>) {
         let mut causes = Causes::default();
         match &self.ledger {
             None => self.written.store(index, Ordering::SeqCst),
@@ -196,8 +196,8 @@ impl Desk {
                 let now = Instant::now();
                 let mut ledger = ledger.lock();
                 self.written.store(index, Ordering::SeqCst);
-                for (value, bytes) in entries {
-                    ledger.appended(value, bytes, now).into_iter().for_each(|cause| causes.add(cause));
+                for entry in entries {
+                    ledger.appended(entry, now).into_iter().for_each(|cause| causes.add(cause));
                 }
             }
         }

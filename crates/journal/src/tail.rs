@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 
 use crate::ack::{Level, Watermarks};
+use crate::codec::Unreadable;
 use crate::control::Synced;
 use crate::cursor::{Cursor, CursorError};
 use crate::error::{Damage, DiskError, ReadError};
@@ -169,7 +170,7 @@ enum Look {
 impl Peeked {
     fn entry<'a>(&self, scanner: &'a Scanner) -> EntryRef<'a> {
         let Frame { index, term, time_ns, value, level, .. } = self.frame;
-        EntryRef { index, term, time_ns, value, level, payload: scanner.held(&self.body) }
+        EntryRef { index, term, time_ns, value, level, payload: scanner.payload(&self.body, &self.frame) }
     }
 }
 
@@ -531,13 +532,21 @@ fn peek_body(
     link: u32,
     end: u64,
 ) -> Result<Peeked, ReadError> {
-    match scanner.body(offset, &frame, end)? {
-        Some(body) => Ok(Peeked { frame, link, body }),
-        None => {
-            let what = "the payload's checksum does not match";
-            Err(Damage { file: scanner.file().path(), offset, index: frame.index, what }.into())
-        }
+    let index = frame.index;
+    let damage = |scanner: &Scanner, what| Damage { file: scanner.file().path(), offset, index, what };
+    let Some(body) = scanner.body(offset, &frame, end)? else {
+        return Err(damage(scanner, "the payload's checksum does not match").into());
+    };
+    if !frame.encoding.is_plain() {
+        scanner.decode(&body, &frame).map_err(|why| match why {
+            Unreadable::NoKey => ReadError::Key { index, what: "it is encrypted, and no key was given" },
+            Unreadable::OtherKey => {
+                ReadError::Key { index, what: "the key does not open it, or somebody has changed it" }
+            }
+            Unreadable::Damaged(what) => damage(scanner, what).into(),
+        })?;
     }
+    Ok(Peeked { frame, link, body })
 }
 
 /// Why a frame is not the one that belongs after `link`, if it is not.

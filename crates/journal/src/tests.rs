@@ -1,5 +1,6 @@
 //! Tests of the whole log on the simulated disk, named for what goes wrong.
 
+mod codec;
 mod crash;
 mod cycles;
 mod damage;

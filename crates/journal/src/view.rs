@@ -7,13 +7,14 @@
 //! What is on disk a view knows only from what the frames say, so it lags behind the writer's own mark.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::ack::Watermarks;
+use crate::codec::Key;
 use crate::control::Synced;
 use crate::cursor::{self, CursorError, CursorPosition};
 use crate::disk::{Disk, RealDisk};
@@ -39,6 +40,8 @@ pub struct LogView(Arc<Inner>);
 struct Inner {
     folder: Folder,
     state: State,
+    /// What payloads are decrypted with.
+    key: OnceLock<Key>,
     segments: RwLock<Vec<Arc<Segment>>>,
     written: AtomicU64,
     synced: AtomicU64,
@@ -84,11 +87,13 @@ impl LogView {
             synced: sealed.into(),
             segments: RwLock::new(segments),
             end: Mutex::new(end),
+            key: OnceLock::new(),
             state,
         };
         inner.look_to_the_end().map_err(|error| match error {
             ReadError::Disk(error) => OpenError::Disk(error),
             ReadError::Damaged(damage) => OpenError::Damaged(damage),
+            ReadError::Key { what, .. } => OpenError::Key { folder: inner.folder.path(""), what },
             ReadError::BeforeStart { index, .. } | ReadError::AfterEnd { index, .. } => {
                 let what = "the log changed while it was opened";
                 OpenError::Damaged(Damage { file: inner.folder.path(""), offset: 0, index, what })
@@ -96,6 +101,24 @@ impl LogView {
         })?;
         inner.raise_synced(inner.state.durable_upto);
         Ok(LogView(Arc::new(inner)))
+    }
+
+    /// The same view, which can read what is encrypted with this key.
+    ///
+    /// # Errors
+    /// [`OpenError::Key`] if it is not the log's.
+    pub fn with_key(self, key: Key) -> Result<LogView, OpenError> {
+        if self.0.state.key_check.is_some_and(|check| check != key.check(&self.0.state.log_id)) {
+            let what = "it is encrypted with another key";
+            return Err(OpenError::Key { folder: self.0.folder.path(""), what });
+        }
+        self.0.key.get_or_init(|| key);
+        Ok(self)
+    }
+
+    /// Whether it needs a key to be read.
+    pub fn is_encrypted(&self) -> bool {
+        self.0.state.key_check.is_some()
     }
 
     /// Reads from the beginning, in either direction.
@@ -297,7 +320,7 @@ impl Source for Inner {
     }
 
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
-        scanner(&self.folder, &self.state, segment)
+        Ok(scanner(&self.folder, &self.state, segment)?.with_key(self.key.get().cloned()))
     }
 
     fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {

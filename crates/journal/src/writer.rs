@@ -18,6 +18,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::ack::{Ack, Level};
+use crate::codec::{Coder, Encoding, Key};
 use crate::control::Synced;
 use crate::cycle::{Cycle, Lap};
 use crate::disk::{FolderLock, Mapping};
@@ -29,8 +30,9 @@ use crate::keeper::Keeper;
 use crate::options::{Options, PAYLOAD_BYTES_MAX};
 use crate::prepare::{Preparer, Ready, Role, Spare};
 use crate::recover::{self, Recovery, Strictness};
-use crate::risk::Cause;
+use crate::risk::{Cause, Weight};
 use crate::segment::{self, FRAMES_AT, Seal, Segment};
+use crate::state::StateFile;
 use crate::sync::{Asked, Desk, Dirty, Syncer};
 
 /// Zeros that fill a frame up to its alignment.
@@ -81,7 +83,10 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         return Err(OpenError::Options(fault));
     }
     let lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
-    let found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
+    let coder = Coder::new(&options.codec)
+        .map_err(|_| OpenError::Options("there is no such level of compression"))?;
+    let mut found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
+    take_key(&folder, &mut found.state_file, options.codec.key.as_ref())?;
     let (log_id, cycle) = (found.state_file.state().log_id, found.state_file.state().cycle.clone());
     let mut segments = found.segments;
     let (active, named) = match found.active {
@@ -113,6 +118,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         release_listeners: Mutex::default(),
         core: Mutex::default(),
         keeper: Mutex::default(),
+        key: options.codec.key,
         is_short: preparer.is_short(),
         untrimmed: Mutex::default(),
     });
@@ -131,6 +137,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         scratch: Vec::new(),
         entries: Vec::new(),
         built: Vec::new(),
+        coder,
     };
     if core.cycle.is_some() {
         core.want_spare();
@@ -143,6 +150,19 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     let syncer = Syncer::start(shared.clone()).map_err(thread)?;
     let writer = Writer { shared: shared.clone(), syncer, keeper, _lock: lock };
     Ok((Journal(shared), writer, found.recovery))
+}
+
+/// Sees to it that a log has one key, once it has one.
+fn take_key(folder: &Folder, state_file: &mut StateFile, key: Option<&Key>) -> Result<(), OpenError> {
+    let asked = key.map(|key| key.check(&state_file.state().log_id));
+    let refuse = |what| Err(OpenError::Key { folder: folder.path(""), what });
+    match (state_file.state().key_check, asked) {
+        (None, None) => Ok(()),
+        (None, check) => Ok(state_file.update(|state| state.key_check = check)?),
+        (Some(_), None) => refuse("it is encrypted, and no key was given"),
+        (Some(stored), Some(asked)) if stored != asked => refuse("it is encrypted with another key"),
+        _ => Ok(()),
+    }
 }
 
 fn activate(spare: Spare, folder: &Folder, base: u64, lap: Option<&Lap>) -> Result<Active, DiskError> {
@@ -189,6 +209,15 @@ impl Writer {
     /// As [`Writer::append`], on terms; the ticket tells when the entry is acknowledged.
     pub fn append_on(&mut self, parts: &[&[u8]], terms: Terms) -> Result<Ticket, AppendError> {
         append_on(&self.shared, parts, terms)
+    }
+
+    /// Appends an entry that several writes share; returns its index. `terms` has the sum of their values and the
+    /// strictest of their levels ([`Level::stricter`]), `largest` is the largest of the values, which is what
+    /// [`RiskPolicy::single`](crate::RiskPolicy::single) is compared with. Each write gets a
+    /// [`ticket`](Journal::ticket). No level asks for its sync here: [`Journal::request_sync`] does.
+    pub fn append_shared(&mut self, parts: &[&[u8]], terms: Terms, largest: u64) -> Result<u64, AppendError> {
+        let stamp = Stamp { largest, ..Stamp::on(terms) };
+        self.shared.with_core(|core, shared| core.append(shared, parts, &stamp))
     }
 
     /// Appends an entry that `build` writes into a buffer that is kept for that. If it fails or panics nothing is
@@ -393,7 +422,10 @@ pub struct Ticket {
 impl Ticket {
     fn new(shared: &Arc<Shared>, index: u64, terms: Terms) -> Ticket {
         request_for(shared, terms.level);
-        let asked = Asked { level: terms.level, index, value: terms.value };
+        Ticket::of_part(shared, Asked { level: terms.level, index, value: terms.value })
+    }
+
+    pub(crate) fn of_part(shared: &Arc<Shared>, asked: Asked) -> Ticket {
         Ticket { shared: shared.clone(), asked, held: false, ack: None }
     }
 
@@ -431,17 +463,26 @@ impl Ticket {
 struct Stamp {
     time_ns: u64,
     value: u64,
+    /// The largest of the values that make up `value`.
+    largest: u64,
     level: Option<Level>,
     kind: Kind,
+    encoding: Encoding,
 }
 
 impl Stamp {
     fn plain(time_ns: u64) -> Stamp {
-        Stamp { time_ns, value: 0, level: None, kind: Kind::Data }
+        let encoding = Encoding::default();
+        Stamp { time_ns, value: 0, largest: 0, level: None, kind: Kind::Data, encoding }
     }
 
     fn on(terms: Terms) -> Stamp {
-        Stamp { time_ns: terms.time_ns, value: terms.value, level: Some(terms.level), kind: Kind::Data }
+        let Terms { time_ns, value, level } = terms;
+        Stamp { value, largest: value, level: Some(level), ..Stamp::plain(time_ns) }
+    }
+
+    fn weight(&self, payload_len: u64) -> Weight {
+        Weight { value: self.value, largest: self.largest, bytes: stride(payload_len) }
     }
 }
 
@@ -472,9 +513,11 @@ pub(crate) struct Core {
     held: u64,
     scratch: Vec<u8>,
     /// What these frames are for the account of what is at risk.
-    entries: Vec<(u64, u64)>,
+    entries: Vec<Weight>,
     /// Where payloads are built.
     built: Vec<u8>,
+    /// Makes what is stored of payloads, if that is not they.
+    coder: Option<Coder>,
 }
 
 impl Core {
@@ -493,9 +536,50 @@ impl Core {
     }
 
     fn append(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
+        match self.coder.take() {
+            None => self.append_as_is(shared, parts, stamp),
+            Some(mut coder) => {
+                let appended = self.append_coded(shared, &mut coder, parts, stamp);
+                self.coder = Some(coder);
+                appended
+            }
+        }
+    }
+
+    fn append_as_is(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
         let payload_len = payload_len(parts.iter().map(|p| p.len()))?;
         self.begin();
         let time_ns = self.make_room(shared, payload_len, stamp)?;
+        self.put(shared, parts, payload_len, time_ns, stamp)
+    }
+
+    fn append_coded(
+        &mut self,
+        shared: &Shared,
+        coder: &mut Coder,
+        parts: &[&[u8]],
+        stamp: &Stamp,
+    ) -> Result<u64, AppendError> {
+        payload_len(parts.iter().map(|p| p.len()))?;
+        let payload_len = payload_len([coder.pack(parts)])?;
+        self.begin();
+        let stamp = Stamp { encoding: coder.encoding(), ..*stamp };
+        let time_ns = self.make_room(shared, payload_len, &stamp)?;
+        // Only now is it known where the entry goes.
+        let frame = self.next_frame(shared, payload_len, self.last, time_ns, &stamp);
+        let stored = coder.seal(&frame, &shared.log_id);
+        self.put(shared, &[stored], payload_len, time_ns, &stamp)
+    }
+
+    /// Writes and publishes a frame that has been seen to have room.
+    fn put(
+        &mut self,
+        shared: &Shared,
+        parts: &[&[u8]],
+        payload_len: u32,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> Result<u64, AppendError> {
         let last = if self.active.mapping.is_some() || payload_len as usize <= COPY_BYTES_MAX {
             let last = self.hold(shared, parts, payload_len, self.last, time_ns, stamp)?;
             self.flush(shared, last)?;
@@ -524,7 +608,7 @@ impl Core {
         let at = self.active.segment.end();
         let written = self.active.file.write(&mut slices, at);
         self.settle(shared, written, at, stride(payload_len.into()))?;
-        self.entries.push((stamp.value, stride(payload_len.into())));
+        self.entries.push(stamp.weight(payload_len.into()));
         self.publish(shared, stride(payload_len.into()), last);
         Ok(last)
     }
@@ -558,13 +642,16 @@ impl Core {
         }
         self.held += stride(payload_len.into());
         if stamp.kind == Kind::Data {
-            self.entries.push((stamp.value, stride(payload_len.into())));
+            self.entries.push(stamp.weight(payload_len.into()));
         }
         Ok(last)
     }
 
     /// A batch has one time, so it cannot pass the end of a cycle in its middle.
     fn append_all(&mut self, shared: &Shared, payloads: &[&[u8]], stamp: &Stamp) -> Result<(), AppendError> {
+        if self.coder.is_some() {
+            return payloads.iter().try_for_each(|payload| self.append(shared, &[payload], stamp).map(drop));
+        }
         self.begin();
         // The last of the frames that are held, which are not part of the log yet.
         let mut ahead: Option<Last> = None;
@@ -634,13 +721,37 @@ impl Core {
     /// Appends a mark of the log itself. Its time is that of the entry before.
     pub(crate) fn append_mark(&mut self, shared: &Shared, mark: &Synced) -> Result<(), AppendError> {
         self.check(shared)?;
-        let stamp = Stamp { time_ns: self.last.time_ns, value: 0, level: None, kind: Kind::Synced };
+        let stamp = Stamp { kind: Kind::Synced, ..Stamp::plain(self.last.time_ns) };
         // The syncer is here: it must not wait for itself to make room.
         if stride(crate::control::BYTES as u64) > self.active.room() {
             tracing::debug!("a mark of a sync is left out at the end of a segment");
             return Ok(());
         }
-        self.append(shared, &[&mark.encode()], &stamp).map(drop)
+        self.append_as_is(shared, &[&mark.encode()], &stamp).map(drop)
+    }
+
+    /// The next frame, before its payload is known.
+    fn next_frame(
+        &self,
+        shared: &Shared,
+        payload_len: u32,
+        prev: Last,
+        time_ns: u64,
+        stamp: &Stamp,
+    ) -> Frame {
+        Frame {
+            index: prev.index + 1,
+            term: prev.term,
+            time_ns,
+            value: stamp.value,
+            kind: stamp.kind,
+            encoding: stamp.encoding,
+            level: stamp.level,
+            payload_len,
+            durable_upto: shared.desk.synced(),
+            prev_link: prev.link,
+            ..Frame::default()
+        }
     }
 
     /// The header of the next frame, and what `last` becomes with it.
@@ -653,18 +764,7 @@ impl Core {
         time_ns: u64,
         stamp: &Stamp,
     ) -> ([u8; 64], Last) {
-        let frame = Frame {
-            index: prev.index + 1,
-            term: prev.term,
-            time_ns,
-            value: stamp.value,
-            kind: stamp.kind,
-            level: stamp.level,
-            payload_len,
-            durable_upto: shared.desk.synced(),
-            prev_link: prev.link,
-            ..Frame::default()
-        };
+        let frame = self.next_frame(shared, payload_len, prev, time_ns, stamp);
         let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
         (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }

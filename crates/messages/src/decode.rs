@@ -82,6 +82,8 @@ pub struct Head {
     pub timestamp: i64,
     /// The request it answers.
     pub in_answer_to: Option<MessageId>,
+    /// Whether one node is to process it.
+    pub exclusive: bool,
 }
 
 impl Head {
@@ -93,6 +95,7 @@ impl Head {
             priority: small(&mut document, "priority").ok().flatten().unwrap_or(DEFAULT_PRIORITY),
             timestamp: number(&mut document, "timestamp").ok().flatten().unwrap_or(0),
             in_answer_to: take(&mut document, "in_answer_to").and_then(|id| MessageId::from_bson(&id)),
+            exclusive: flag(&mut document, "exclusive").ok().flatten().unwrap_or(false),
         })
     }
 }
@@ -245,7 +248,7 @@ mod tests {
         let head =
             Head::from_document(doc! {"_id": "x", "priority": 3.0, "timestamp": DateTime::from_millis(4)});
         let id = MessageId::from_bson(&Bson::from("x")).unwrap();
-        assert_eq!(head, Some(Head { id, priority: 3, timestamp: 4, in_answer_to: None }));
+        assert_eq!(head, Some(Head { id, priority: 3, timestamp: 4, in_answer_to: None, exclusive: false }));
         let odd = Head::from_document(doc! {"_id": 1, "priority": "high", "timestamp": []}).unwrap();
         assert_eq!((odd.priority, odd.timestamp), (DEFAULT_PRIORITY, 0));
         assert_eq!(Head::from_document(doc! {"priority": 1}), None);

@@ -56,7 +56,7 @@ pub fn poll_sort() -> Document {
 
 /// What a poll reads of each message: enough to queue it.
 pub fn poll_projection() -> Document {
-    doc! { "_id": 1, "priority": 1, "timestamp": 1, "in_answer_to": 1 }
+    doc! { "_id": 1, "priority": 1, "timestamp": 1, "in_answer_to": 1, "exclusive": 1 }
 }
 
 /// One document by id.
@@ -99,14 +99,47 @@ pub fn own_lock(id: &MessageId, owner: &str) -> Document {
     doc! { "_id": id.to_bson(), "lock_id": owner }
 }
 
+/// Those of `locks` that `owner` holds.
+pub fn own_locks(locks: &[MessageId], owner: &str) -> Document {
+    doc! { "_id": any_of(locks), "lock_id": owner }
+}
+
+/// Makes a lock stay until `at_ms` although its message, sent at `timestamp`, is processed and removed.
+pub fn keep_lock(timestamp: i64, at_ms: i64) -> Document {
+    doc! { "$set": { "processed": timestamp, "delete_at": DateTime::from_millis(at_ms) } }
+}
+
+/// Those of `ids` that nobody marked.
+pub fn unmarked_of(ids: &[MessageId]) -> Document {
+    doc! { "_id": any_of(ids), "processed_by.0": { "$exists": false } }
+}
+
+/// An unmarked message, if it is the one that was sent at `timestamp`.
+pub fn unmarked_since(id: &MessageId, timestamp: i64) -> Document {
+    doc! { "_id": id.to_bson(), "processed_by.0": { "$exists": false }, "timestamp": timestamp }
+}
+
+/// Those of `ids` that `node` marked.
+pub fn marked_of(ids: &[MessageId], node: &str) -> Document {
+    doc! { "_id": any_of(ids), "processed_by": node }
+}
+
+fn any_of(ids: &[MessageId]) -> Document {
+    doc! { "$in": ids.iter().map(MessageId::to_bson).collect::<Vec<_>>() }
+}
+
 /// Messages that nobody marked yet and `me` did not send: the backlog.
 pub fn pending(me: &str) -> Document {
     doc! { "sender": { "$ne": me }, "processed_by.0": { "$exists": false } }
 }
 
-/// Messages that `node` has not marked: what it has yet to read in its own collection.
-pub fn unread(node: &str) -> Document {
-    doc! { "processed_by": { "$ne": node } }
+/// What `node` still needs in its own collection: messages that it has not marked, and exclusive ones that stay for a
+/// while after they were processed.
+pub fn needed(node: &str) -> Document {
+    doc! { "$or": [
+        { "processed_by": { "$ne": node } },
+        { "exclusive": true, "delete_after_processing": true },
+    ] }
 }
 
 #[cfg(test)]

@@ -17,12 +17,19 @@ pub struct Lock {
     pub delete_at: Option<i64>,
     /// Sender id of the claimer.
     pub lock_id: String,
+    /// The message was processed and removed; the lock stays so that a sender that repeats it does not make it new. The
+    /// `timestamp` of that message. Java nodes do not read locks: to them it is one like any other.
+    pub processed: Option<i64>,
 }
 
 impl Lock {
     /// The document as stored. It carries no class name.
     pub fn to_document(&self) -> Document {
-        doc! { "_id": self.id.to_bson(), "delete_at": self.delete_at.map(DateTime::from_millis), "lock_id": &self.lock_id }
+        let mut document = doc! { "_id": self.id.to_bson(), "delete_at": self.delete_at.map(DateTime::from_millis), "lock_id": &self.lock_id };
+        if let Some(timestamp) = self.processed {
+            document.insert("processed", timestamp);
+        }
+        document
     }
 
     /// Reads a lock; `None` when it has no id. A lock without owner belongs to nobody we know: `lock_id` is empty.
@@ -33,7 +40,8 @@ impl Lock {
             _ => None,
         };
         let lock_id = document.get_str("lock_id").unwrap_or_default().to_owned();
-        Some(Self { id, delete_at, lock_id })
+        let processed = document.get_i64("processed").ok();
+        Some(Self { id, delete_at, lock_id, processed })
     }
 }
 
@@ -61,11 +69,14 @@ mod tests {
     #[test]
     fn the_document_is_golden() {
         let id = ObjectId::parse_str("68e7780000a1b2c3d4000001").unwrap();
-        let lock = Lock { id: id.into(), delete_at: Some(1_760_000_030_000), lock_id: "stock-7".into() };
+        let delete_at = Some(1_760_000_030_000);
+        let lock = Lock { id: id.into(), delete_at, lock_id: "stock-7".into(), processed: None };
         let document = lock.to_document();
         let at = DateTime::from_millis(1_760_000_030_000);
         assert_eq!(document, doc! {"_id": id, "delete_at": at, "lock_id": "stock-7"});
-        assert_eq!(Lock::from_document(&document), Some(lock));
+        assert_eq!(Lock::from_document(&document), Some(lock.clone()));
+        let kept = Lock { processed: Some(7), ..lock };
+        assert_eq!(Lock::from_document(&kept.to_document()), Some(kept));
         assert_eq!(Lock::from_document(&doc! {"lock_id": "x"}), None);
     }
 

@@ -1,6 +1,6 @@
 //! How a server is configured; the defaults run a useful node.
 
-use rockdove_engine::{Options, SyncPolicy};
+use rockdove_engine::{Options, RiskField, RiskPolicy, SyncPolicy};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,6 +42,12 @@ pub struct Config {
     pub storage: Storage,
     /// When the log goes to disk without being asked.
     pub sync: SyncPolicy,
+    /// Whether `w: "majority"` waits for the disk of a majority, as `j: true` does.
+    pub majority_on_disk: bool,
+    /// What the value of writes that are not on disk leads to; nothing if `None`. Not with [`Storage::Memory`].
+    pub risk: Option<RiskPolicy>,
+    /// Where documents have their value; the first that covers a collection counts. Needs a policy.
+    pub risk_fields: Vec<RiskField>,
     /// Name of the replica set of which it is the one member.
     pub set_name: String,
     /// Whom it presents itself as.
@@ -73,6 +79,9 @@ impl Default for Config {
             advertise: None,
             storage: Storage::Folder("rockdove-data".into()),
             sync: SyncPolicy::default(),
+            majority_on_disk: false,
+            risk: None,
+            risk_fields: Vec::new(),
             set_name: "rs0".into(),
             personality: Personality::default(),
             test_commands: false,
@@ -96,6 +105,8 @@ impl Config {
             Storage::Memory => Options::memory(),
         };
         options.sync = self.sync;
+        options.risk = self.risk.clone();
+        options.risk_fields = self.risk_fields.clone();
         options.memory_limit_bytes = self.memory_limit_bytes.unwrap_or_else(half_of_memory);
         options.memory_warn_percent = self.memory_warn_percent;
         options.memory_refuse_percent = self.memory_refuse_percent;

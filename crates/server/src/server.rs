@@ -1,7 +1,7 @@
 //! A running server: its listener and its end.
 
 use crate::config::{Config, Personality, Storage};
-use rockdove_engine::{Engine, OpenError, Report};
+use rockdove_engine::{Engine, Level, OpenError, Report};
 use rockdove_mongo::busy_poll::BusyPoll;
 use rockdove_mongo::connection::serve_connection;
 use rockdove_mongo::shared::Shared;
@@ -192,6 +192,8 @@ fn identity(config: &Config, address: SocketAddr) -> Identity {
         set_name: config.set_name.clone(),
         advertised: config.advertise.clone().unwrap_or_else(|| address.to_string()),
         poppydb: config.personality == Personality::Poppydb,
+        majority: if config.majority_on_disk { Level::QuorumSync } else { Level::Replicated },
+        has_risk_policy: config.risk.is_some(),
         test_commands: config.test_commands,
         ..Identity::default()
     }

@@ -9,6 +9,7 @@
 mod append;
 mod chronicle;
 mod html;
+mod large;
 mod limits;
 mod scenario;
 
@@ -40,6 +41,8 @@ pub struct Plan {
     pub runs: usize,
     /// Entries of each figure of the log alone.
     pub entries: usize,
+    /// Size of the log of which only the opening is measured, in GiB; 0: none.
+    pub large: u64,
 }
 
 /// A distribution of latencies, in nanoseconds.
@@ -125,6 +128,9 @@ pub fn run(plan: &Plan, say: impl Fn(&str)) -> Result<Outcome> {
     append::to_tailer(plan, &mut outcome)?;
     append::group_commit(plan, &limits, &mut outcome)?;
     append::recovery(plan, &mut outcome)?;
+    large::opening(plan, &mut outcome, &say)?;
+    say("measuring a cold replay");
+    large::cold_replay(plan, &mut outcome)?;
     for rate in &plan.rates {
         say(&format!("measuring scenarios at {rate} messages/s"));
         scenario::at_rate(plan, *rate, &limits, &mut outcome)?;

@@ -67,6 +67,9 @@ enum Kind {
         /// Entries of each figure of the log alone
         #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
         entries: u32,
+        /// Size of the log of which only the opening is measured, in GiB of files with holes; 0: leave it out
+        #[arg(long, value_name = "GIB", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=1024))]
+        large: u64,
         /// Write everything as JSON to this file
         #[arg(long)]
         json: Option<PathBuf>,
@@ -74,7 +77,7 @@ enum Kind {
         #[arg(long)]
         html: Option<PathBuf>,
         /// Only compare with Chronicle Queue, in turns with this program: tests/peers/chronicle/run
-        #[arg(long, conflicts_with_all = ["html", "runs", "size"])]
+        #[arg(long, conflicts_with_all = ["html", "runs", "size", "large"])]
         chronicle: Option<PathBuf>,
     },
     /// Two servers with the same bare client, in turns
@@ -110,7 +113,7 @@ impl Bench {
     pub async fn run(self) -> anyhow::Result<Exit> {
         let report = match self.kind {
             Kind::Micro { stored, exchanges, streams } => micro(stored, exchanges, streams).await?,
-            Kind::Log { dir, rates, size, seconds, runs, entries, json, html, chronicle } => {
+            Kind::Log { dir, rates, size, seconds, runs, entries, large, json, html, chronicle } => {
                 let (size, runs, entries) = (size as usize, runs as usize, entries as usize);
                 let time = Duration::from_secs(seconds);
                 let say = |what: &str| eprintln!("{what}…");
@@ -120,7 +123,7 @@ impl Bench {
                         let plan = log::ChroniclePlan { program, dir, entries, rate, time };
                         log::beside_chronicle(&plan, say)?
                     }
-                    None => log::run(&log::Plan { dir, rates, size, time, runs, entries }, say)?,
+                    None => log::run(&log::Plan { dir, rates, size, time, runs, entries, large }, say)?,
                 };
                 if let Some(path) = json {
                     std::fs::write(path, format!("{:#}\n", outcome.as_json()))?;

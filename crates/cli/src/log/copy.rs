@@ -1,13 +1,13 @@
 //! `export` and `import`: entries as lines of JSON.
 
-use super::Place;
 use super::range::Range;
 use super::show::as_json;
+use super::{KeyFile, Place};
 use crate::exit::Exit;
 use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use rockdove_journal::{Journal, Level, LogView, Options, SyncPolicy, Terms};
+use rockdove_journal::{Codec, Compression, Journal, Level, Options, SyncPolicy, Terms};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write, stdin, stdout};
@@ -19,6 +19,8 @@ pub struct Export {
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
+    key: KeyFile,
+    #[command(flatten)]
     range: Range,
     /// The file, which must not exist; standard output if it is left out
     #[arg(short, long, value_name = "FILE")]
@@ -27,7 +29,7 @@ pub struct Export {
 
 impl Export {
     pub fn run(self) -> anyhow::Result<Exit> {
-        let view = LogView::open(self.place.folder())?;
+        let view = self.key.view(&self.place)?;
         let mut tailer = self.range.apply(view.tailer())?;
         let mut out: Box<dyn Write> = match &self.output {
             Some(path) => {
@@ -55,11 +57,16 @@ impl Export {
 /// Append entries from lines of JSON, as export writes them
 ///
 /// Entries get new indexes after those that are there; times, values and levels stay as they are, except that times
-/// never go back. The folder is made if there is none. Everything is on disk when the command has ended.
+/// never go back. The folder is made if there is none; with a key what is appended is encrypted. Everything is on disk when the command has ended.
 #[derive(Args)]
 pub struct Import {
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    key: KeyFile,
+    /// Compress payloads, with a level of Zstandard: 1 is fast, 19 is small
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "1", value_parser = clap::value_parser!(i32).range(1..=19))]
+    compress: Option<i32>,
     /// The file; standard input if it is left out
     #[arg(value_name = "FILE")]
     input: Option<PathBuf>,
@@ -75,7 +82,9 @@ impl Import {
             None => Box::new(stdin().lock()),
         };
         // Synced once, at the end.
-        let options = Options { sync: SyncPolicy::Never, ..Options::default() };
+        let compression = self.compress.map(|level| Compression::Zstd { level });
+        let codec = Codec { compression, key: self.key.key()? };
+        let options = Options { sync: SyncPolicy::Never, codec, ..Options::default() };
         let (_, mut writer, _) = Journal::open(self.place.folder(), options)?;
         let bar = ProgressBar::no_length().with_style(ProgressStyle::with_template("{human_pos} entries")?);
         let mut count = 0u64;

@@ -10,8 +10,10 @@ mod range;
 mod show;
 
 use crate::exit::Exit;
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use rockdove_journal::disk::{Disk, RealDisk};
+use rockdove_journal::{Key, LogView};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ Examples:
   rockdove log repair ./orders --accept-loss            makes a damaged log openable again
   rockdove log export ./orders > orders.jsonl
   rockdove log prune ./orders --keep 10GiB --age 30d
+  rockdove log dump ./secrets --key-file ./key          a log that is encrypted
 
 DIR is a log's folder, or a data folder of `rockdove serve`.
 Times are like 2026-11-30T19:00:00Z, or ages like 90s, 15m, 12h, 7d.
@@ -76,6 +79,33 @@ struct Place {
     /// The log's folder, or a data folder of `rockdove serve`
     #[arg(value_name = "DIR")]
     dir: PathBuf,
+}
+
+/// The key of an encrypted log.
+#[derive(Args)]
+struct KeyFile {
+    /// File with the key of an encrypted log: 64 hexadecimal digits
+    #[arg(long, value_name = "FILE", env = "ROCKDOVE_KEY_FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl KeyFile {
+    fn key(&self) -> anyhow::Result<Option<Key>> {
+        let Some(path) = &self.key_file else { return Ok(None) };
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let key = text.trim_end().parse().with_context(|| path.display().to_string())?;
+        Ok(Some(key))
+    }
+
+    /// The log for reading.
+    fn view(&self, place: &Place) -> anyhow::Result<LogView> {
+        let view = LogView::open(place.folder())?;
+        Ok(match self.key()? {
+            Some(key) => view.with_key(key)?,
+            None => view,
+        })
+    }
 }
 
 impl Place {

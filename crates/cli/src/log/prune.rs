@@ -1,11 +1,11 @@
 //! `prune`: forgetting old entries.
 
-use super::Place;
 use super::range::{age, human_size, now_ns, size};
+use super::{KeyFile, Place};
 use crate::exit::Exit;
 use anyhow::bail;
 use clap::Args;
-use rockdove_journal::{Journal, Options, Retention, SyncPolicy};
+use rockdove_journal::{Codec, Journal, Options, Retention, SyncPolicy};
 use serde_json::json;
 use std::io::{Write, stdout};
 use std::sync::{Arc, Mutex};
@@ -19,6 +19,8 @@ use std::time::Duration;
 pub struct Prune {
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    key: KeyFile,
     /// Remove segments whose last entry is older
     #[arg(long, value_parser = age, value_name = "AGE")]
     age: Option<Duration>,
@@ -47,7 +49,11 @@ impl Prune {
         if !super::has_log(&self.place.dir) {
             bail!("there is no log in {}", self.place.dir.display());
         }
-        let options = Options { sync: SyncPolicy::Never, ..Options::default() };
+        let options = Options {
+            sync: SyncPolicy::Never,
+            codec: Codec { key: self.key.key()?, ..Codec::default() },
+            ..Options::default()
+        };
         let (journal, writer, _) = Journal::open(&self.place.dir, options)?;
         let released = Arc::new(Mutex::new(Vec::new()));
         let seen = released.clone();

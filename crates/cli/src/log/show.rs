@@ -1,11 +1,11 @@
 //! `dump` and `tail`: entries on standard output.
 
-use super::Place;
 use super::inspect::hex;
 use super::range::{Range, human_size, show_time};
+use super::{KeyFile, Place};
 use crate::exit::Exit;
 use clap::{Args, ValueEnum};
-use rockdove_journal::{EntryRef, LogView};
+use rockdove_journal::EntryRef;
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write, stdout};
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub struct Dump {
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
+    key: KeyFile,
+    #[command(flatten)]
     range: Range,
     #[command(flatten)]
     style: Style,
@@ -54,7 +56,7 @@ pub struct Dump {
 
 impl Dump {
     pub fn run(self) -> anyhow::Result<Exit> {
-        let view = LogView::open(self.place.folder())?;
+        let view = self.key.view(&self.place)?;
         let mut out = BufWriter::new(stdout().lock());
         let mut tailer = match self.reverse {
             true => self.range.apply_reverse(view.tailer())?,
@@ -77,6 +79,8 @@ impl Dump {
 pub struct Tail {
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    key: KeyFile,
     /// How many
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 10)]
     lines: u64,
@@ -89,7 +93,7 @@ pub struct Tail {
 
 impl Tail {
     pub fn run(self) -> anyhow::Result<Exit> {
-        let view = LogView::open(self.place.folder())?;
+        let view = self.key.view(&self.place)?;
         let mut tailer = view.tailer();
         tailer.to_end()?;
         let mut count = 0;

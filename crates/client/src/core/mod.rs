@@ -16,7 +16,7 @@
 //! * Documents are kept for the first [`SNAPSHOTS_MAX`] queued messages only; the others are read when their turn comes.
 //! * At most `workers` elements are in progress through [`LaneCore::next`]; awaited answers do not count, so a full
 //!   worker pool never delays a caller that waits for an answer.
-//! * Every list a poll sends to the server is bounded.
+//! * Every list a poll sends to the server is bounded: [`SKIP_MAX`].
 
 mod judge;
 mod memory;
@@ -44,6 +44,10 @@ const SEEN_MAX: usize = 1000;
 const WAITING_MAX: usize = 1000;
 /// Most queued messages whose documents are kept.
 const SNAPSHOTS_MAX: usize = 1000;
+/// Most ids a poll names that it does not want. It asks for as many more messages as it could not name.
+const SKIP_MAX: usize = 1000;
+/// Claims lost one after the other, after which a lane without streams gives up what else it has found so far.
+const LOSSES_MAX: u32 = 8;
 /// First pause of a message that failed here, doubled with each failure.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// Longest such pause.
@@ -75,6 +79,8 @@ pub(crate) struct Element {
     pub priority: i32,
     /// Send time, ms since the epoch, by the sender's clock.
     pub timestamp: i64,
+    /// Whether one node is to process it.
+    pub exclusive: bool,
     /// The document, when a stream event brought it; else it is read when its turn comes.
     pub snapshot: Option<Box<Message>>,
     /// When it was queued.
@@ -153,6 +159,8 @@ pub(crate) struct LaneCore {
     polling: usize,
     /// The last claim went to another node: they compete for what is queued here.
     contended: bool,
+    /// Claims that went to other nodes since one of ours.
+    losses: u32,
 }
 
 impl LaneCore {
@@ -171,6 +179,7 @@ impl LaneCore {
             polls: Polls::new(timing, now),
             polling: limits.window,
             contended: false,
+            losses: 0,
         }
     }
 
@@ -265,10 +274,33 @@ impl LaneCore {
             }
             Outcome::Paused => self.waiting.remove(id),
         }
+        match outcome {
+            Outcome::Lost | Outcome::Taken => self.lose(now),
+            Outcome::Processed => self.losses = 0,
+            _ => {}
+        }
         use Outcome::{Delivered, Done, Failed, Processed, Taken};
         if !matches!(outcome, Done | Taken | Delivered | Processed | Failed) {
             self.seen.forget(id); // it is to come again
         }
+    }
+
+    /// A claim went to another node. Nodes that poll find the same messages in the same order, and one with many workers
+    /// claims all at once: who works on them one by one would be too late for each. After some losses what else was
+    /// found is taken for lost, too, and the next poll looks for what the others have not found yet.
+    fn lose(&mut self, now: Instant) {
+        self.losses += 1;
+        if self.losses < LOSSES_MAX || !self.polls.are_all() {
+            return;
+        }
+        self.losses = 0;
+        let longest = self.polls.fallback().max(LOST_FIRST);
+        let lost = self.queue.extract_if(.., |_, element| element.exclusive);
+        for (_, element) in lost {
+            self.queued.remove(&element.id);
+            self.waiting.back_off(&element.id, Reason::Lost, LOST_FIRST, longest, now);
+        }
+        self.polls.urge();
     }
 
     /// A lock was released: on `id`, or on an unknown message. Wakes only if a claim was lost here; releases are
@@ -345,13 +377,15 @@ impl LaneCore {
         self.waiting.purge(now);
         self.broadcasts.purge(now);
         self.exclusives.purge(now);
-        let busy = self.queued.keys().chain(self.in_progress.keys());
-        let skip = busy.chain(self.waiting.not_due(now)).cloned().collect();
+        let busy = self.in_progress.keys().chain(self.waiting.not_due(now));
+        let queued = self.queue.values().map(|element| &element.id);
+        let skip: Vec<_> = busy.chain(queued).take(SKIP_MAX).cloned().collect();
+        let known = self.in_progress.len() + self.waiting.not_due(now).count() + self.queue.len();
         // Where nodes compete, what is queued far ahead would be gone when its turn comes.
         self.polling = match self.polls.has_overflowed() && !self.contended {
             true => self.limits.queue.saturating_sub(self.queue.len()).max(self.limits.window),
             false => self.limits.window,
-        };
+        } + (known - skip.len());
         (skip, self.polling)
     }
 

@@ -64,6 +64,11 @@ impl Polls {
         self.timing.fallback
     }
 
+    /// Whether nothing but polls finds messages.
+    pub(super) fn are_all(&self) -> bool {
+        !self.timing.streams
+    }
+
     pub(super) fn last(&self) -> Instant {
         self.last
     }

@@ -50,7 +50,14 @@ fn id(n: u8) -> MessageId {
 }
 
 fn element(n: u8, priority: i32) -> Element {
-    Element { id: id(n), priority, timestamp: n.into(), snapshot: None, since: Instant::now() }
+    Element {
+        id: id(n),
+        priority,
+        timestamp: n.into(),
+        exclusive: false,
+        snapshot: None,
+        since: Instant::now(),
+    }
 }
 
 #[test]
@@ -310,6 +317,63 @@ fn unlistened_messages_come_back_for_a_new_listener() {
     lane.core.urge_poll();
     assert!(lane.poll(vec![element(1, 0)]).is_empty());
     assert_eq!(lane.next(), Some(id(1)));
+}
+
+#[test]
+fn a_poll_names_a_bounded_number_of_ids_and_asks_for_more_instead() {
+    let now = Instant::now();
+    let limits = Limits { window: 10, queue: 3 * SKIP_MAX, workers: 1 };
+    let mut core = LaneCore::new(limits, TIMING, now);
+    let nth = |n: usize| -> MessageId {
+        bson::oid::ObjectId::from_parts(u32::try_from(n).unwrap(), [0; 5], [0; 3]).into()
+    };
+    for n in 0..2 * SKIP_MAX {
+        core.offer(Element { id: nth(n), timestamp: n as i64, ..element(0, 0) }, now);
+    }
+    core.next();
+    let (skip, limit) = core.begin_poll(now);
+    assert_eq!((skip.len(), limit), (SKIP_MAX, SKIP_MAX + 10));
+    assert!((0..SKIP_MAX).all(|n| skip.contains(&nth(n))), "those that a poll would find first");
+    // It finds what was not named, which is known, and after that what is new.
+    let found = (SKIP_MAX..2 * SKIP_MAX + 10).map(|n| Element { id: nth(n), ..element(0, 0) }).collect();
+    core.end_poll(found, |_| true, now);
+    assert_eq!(core.depth().queued, 2 * SKIP_MAX + 9);
+}
+
+#[test]
+fn who_loses_every_claim_looks_for_what_others_have_not_found() {
+    for streams in [false, true] {
+        let now = Instant::now();
+        let timing = Timing { streams, ..TIMING };
+        let core = LaneCore::new(Limits { window: 20, queue: 40, workers: 1 }, timing, now);
+        let mut lane = Lane { core, now };
+        let exclusive = |n: u8| Element { exclusive: true, ..element(n, 0) };
+        lane.poll((1..=20).map(|n| if n == 20 { element(n, 0) } else { exclusive(n) }).collect());
+        for n in 1..=8 {
+            assert_eq!(lane.next(), Some(id(n)));
+            lane.finish(n, if n % 2 == 0 { Outcome::Lost } else { Outcome::Taken });
+        }
+        if streams {
+            assert_eq!(lane.next(), Some(id(9)), "a release would say so");
+            continue;
+        }
+        assert_eq!(lane.next(), Some(id(20)), "a broadcast is nobody's to take");
+        assert!(lane.wait() <= 5 * MS);
+        let skipped = lane.poll((21..=40).map(exclusive).collect());
+        assert!((9..=19).all(|n| skipped.contains(&id(n))));
+        lane.finish(20, Outcome::Delivered);
+        for n in 21..=27 {
+            assert_eq!(lane.next(), Some(id(n)));
+            lane.finish(n, Outcome::Lost);
+        }
+        assert_eq!(lane.next(), Some(id(28)));
+        lane.finish(28, Outcome::Processed);
+        assert_eq!(lane.next(), Some(id(29)));
+        lane.finish(29, Outcome::Lost);
+        assert_eq!(lane.next(), Some(id(30)), "one of ours in between");
+        lane.now += LOST_FIRST;
+        assert!(!lane.poll(vec![exclusive(9)]).contains(&id(9)), "looked at again");
+    }
 }
 
 #[test]

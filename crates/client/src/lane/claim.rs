@@ -4,7 +4,7 @@
 //! nobody marked it* decides. The mark precedes the listener, so that exactly-once does not depend on the lock:
 //!
 //! ```text
-//!  lock inserted ─► marked, if unmarked ─► listener ─► removed if asked ─► lock deleted
+//!  lock inserted ─► marked, if unmarked ─► listener ─► lock deleted; or, if it is to be removed, see `kept`
 //!       │                  │                  │ failed, rejected, interrupted
 //!       ▼ held by another  ▼ taken, gone      ▼
 //!      lost            lock deleted      un-marked ─► lock deleted ─► tried again
@@ -55,7 +55,9 @@ impl Lane {
             Claim::Over | Claim::Lost => Outcome::Taken,
             Claim::Failed => Outcome::Retry,
         };
-        if let Some(locks) = &self.locks {
+        if outcome == Outcome::Processed && message.delete_after_processing {
+            self.remove_exclusive(id, &message).await;
+        } else if let Some(locks) = &self.locks {
             self.unlock(locks, id).await;
         }
         outcome
@@ -70,15 +72,9 @@ impl Lane {
             self.call_all(message, &listeners).await
         };
         let outcome = match heard {
-            Heard::Accepted => {
-                self.remove_processed(message).await;
-                return Outcome::Processed;
-            }
+            Heard::Accepted => return Outcome::Processed,
             Heard::Rejected(reject) => match self.resolve(message, reject).await {
-                Resolution::Done => {
-                    self.remove_processed(message).await;
-                    return Outcome::Processed;
-                }
+                Resolution::Done => return Outcome::Processed,
                 Resolution::GiveBack => Outcome::Retry,
             },
             Heard::Failed | Heard::Interrupted => Outcome::Retry,
@@ -94,7 +90,7 @@ impl Lane {
     async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
         let now = self.node.now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
-        let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone() };
+        let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone(), processed: None };
         let document = lock.to_document();
         let mut tries = 0;
         let insert = || {
@@ -112,24 +108,31 @@ impl Lane {
             if tries == 1 && !self.core.lock().was_lost(id) {
                 return Claim::Lost;
             }
-            return self.read_lock(locks, id).await;
+            return self.read_lock(locks, id, message).await;
         }
         tracing::warn!(%id, error = %failure, "a message cannot be locked");
         Claim::Failed
     }
 
-    async fn read_lock(&self, locks: &str, id: &MessageId) -> Claim {
+    async fn read_lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
         let find = || Find { filter: filter::by_id(id), limit: 1, ..Find::default() };
         let found = self.node.retry(CALL_RETRIES, || self.node.backend.find(locks, find())).await;
         let lock = match found {
             Ok(found) => found.first().and_then(Lock::from_document),
             Err(_) => return Claim::Failed,
         };
-        if lock.is_some_and(|lock| lock.lock_id == self.node.me) { Claim::Ours } else { Claim::Lost }
+        match lock {
+            Some(Lock { processed: Some(timestamp), .. }) if timestamp == message.timestamp => {
+                self.remove_repeated(id, timestamp).await;
+                Claim::Over
+            }
+            Some(Lock { processed: None, lock_id, .. }) if lock_id == self.node.me => Claim::Ours,
+            _ => Claim::Lost,
+        }
     }
 
     /// Deletes our lock. Should that fail it expires by itself.
-    async fn unlock(&self, locks: &str, id: &MessageId) {
+    pub(super) async fn unlock(&self, locks: &str, id: &MessageId) {
         let filter = filter::own_lock(id, &self.node.me);
         let delete = || self.node.backend.delete(locks, filter.clone());
         if let Err(error) = self.node.retry(CALL_RETRIES, delete).await {
@@ -203,11 +206,11 @@ impl Lane {
         self.node.retry(CALL_RETRIES, update).await.is_ok_and(|updated| updated.matched > 0)
     }
 
-    async fn update(&self, filter: Document, update: Document) -> BackendResult<Updated> {
+    pub(super) async fn update(&self, filter: Document, update: Document) -> BackendResult<Updated> {
         self.node.backend.update_one(&self.collection, filter, update, false).await
     }
 
-    /// Removes a processed message that asks for it, now or later. Later is the server's expiry.
+    /// Removes a processed message that asks for it, now or later. Later is the server's expiry. Not for exclusive ones.
     pub(super) async fn remove_processed(&self, message: &Message) {
         let (true, Some(id)) = (message.delete_after_processing, &message.id) else { return };
         let delay = i64::from(message.delete_after_processing_time);

@@ -10,6 +10,7 @@
 //! it serves. The core's mutex is held for a decision only, never across an await.
 
 mod claim;
+mod kept;
 mod poll;
 mod process;
 
@@ -52,6 +53,8 @@ pub(crate) struct Lane {
     polled: watch::Sender<Option<Arc<Vec<String>>>>,
     /// When the message stream was last established, wall clock.
     established_ms: AtomicI64,
+    /// Exclusive messages that were to be removed, of which something stays for a while.
+    kept: Mutex<kept::Kept>,
     /// The poll loop.
     looping: Mutex<Option<AbortHandle>>,
 }
@@ -75,6 +78,7 @@ impl Lane {
             ended: Notify::new(),
             polled: watch::Sender::default(),
             established_ms: AtomicI64::new(i64::MAX),
+            kept: Mutex::default(),
             looping: Mutex::default(),
             node,
         })
@@ -215,9 +219,10 @@ impl Lane {
 
     fn enqueue(self: &Arc<Self>, message: Message) {
         let Some(id) = message.id.clone() else { return };
-        let (priority, timestamp) = (message.priority, message.timestamp);
+        let (priority, timestamp, exclusive) = (message.priority, message.timestamp, message.exclusive);
         let since = clock::now();
-        let element = Element { id, priority, timestamp, snapshot: Some(Box::new(message)), since };
+        let element =
+            Element { id, priority, timestamp, exclusive, snapshot: Some(Box::new(message)), since };
         let offer = self.core.lock().offer(element, since);
         if offer == Offer::Queued {
             self.pump();

@@ -90,6 +90,7 @@ impl Lane {
             id: head.id,
             priority: head.priority,
             timestamp: head.timestamp,
+            exclusive: head.exclusive,
             snapshot: None,
             since: now,
         };

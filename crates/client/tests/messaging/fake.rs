@@ -29,9 +29,57 @@ pub struct Fault {
 /// What an open stream follows (`None` = the database), its stages, and where its events go.
 type OpenFeed = (Option<String>, Vec<Document>, mpsc::UnboundedSender<BackendResult<Document>>);
 
+/// The documents of one collection, in the order of their insertion, and where each id is.
+#[derive(Default)]
+struct Stored {
+    documents: BTreeMap<u64, Document>,
+    places: HashMap<String, u64>,
+    next: u64,
+}
+
+impl Stored {
+    fn key(id: Option<&Bson>) -> String {
+        id.map(Bson::to_string).unwrap_or_default()
+    }
+
+    fn has(&self, id: Option<&Bson>) -> bool {
+        self.places.contains_key(&Self::key(id))
+    }
+
+    fn push(&mut self, document: Document) {
+        self.places.insert(Self::key(document.get("_id")), self.next);
+        self.documents.insert(self.next, document);
+        self.next += 1;
+    }
+
+    /// Where what matches is. An id leads there without a look at the others: simulations live on that.
+    fn places(&self, filter: &Document) -> Vec<u64> {
+        if let Some(id) = filter.get("_id").filter(|id| id.as_document().is_none()) {
+            let place = self.places.get(&Self::key(Some(id))).copied();
+            return place.into_iter().filter(|place| matches(filter, &self.documents[place])).collect();
+        }
+        let all = self.documents.iter();
+        all.filter(|(_, document)| matches(filter, document)).map(|(place, _)| *place).collect()
+    }
+
+    fn find(&self, filter: &Document) -> Vec<Document> {
+        self.places(filter).iter().map(|place| self.documents[place].clone()).collect()
+    }
+
+    fn take(&mut self, place: u64) -> Document {
+        let document = self.documents.remove(&place).expect("a place in use");
+        self.places.remove(&Self::key(document.get("_id")));
+        document
+    }
+
+    fn all(&self) -> Vec<Document> {
+        self.documents.values().cloned().collect()
+    }
+}
+
 #[derive(Default)]
 struct State {
-    collections: BTreeMap<String, Vec<Document>>,
+    collections: BTreeMap<String, Stored>,
     feeds: Vec<OpenFeed>,
     faults: VecDeque<Fault>,
     calls: HashMap<String, usize>,
@@ -122,7 +170,7 @@ impl Fake {
             .collections
             .iter()
             .filter(|(name, _)| is_message(name))
-            .flat_map(|(_, all)| all.clone())
+            .flat_map(|(_, stored)| stored.all())
             .collect()
     }
 
@@ -133,7 +181,7 @@ impl Fake {
             .collections
             .iter()
             .filter(|(name, _)| name.contains("_lck"))
-            .flat_map(|(_, all)| all.clone())
+            .flat_map(|(_, stored)| stored.all())
             .collect()
     }
 
@@ -207,7 +255,7 @@ impl Fake {
     }
 
     pub fn all(&self, collection: &str) -> Vec<Document> {
-        self.state.lock().collections.get(collection).cloned().unwrap_or_default()
+        self.state.lock().collections.get(collection).map(Stored::all).unwrap_or_default()
     }
 
     pub fn message(&self, id: &MessageId) -> Message {
@@ -266,7 +314,7 @@ impl Fake {
 
     /// Makes a collection without documents.
     pub fn store_empty(&self, collection: &str) {
-        self.state.lock().collections.insert(collection.to_owned(), Vec::new());
+        self.state.lock().collections.insert(collection.to_owned(), Stored::default());
     }
 
     pub fn open_streams(&self) -> usize {
@@ -306,7 +354,7 @@ impl Fake {
 impl State {
     fn insert(&mut self, collection: &str, document: Document) -> BackendResult<()> {
         let stored = self.collections.entry(collection.to_owned()).or_default();
-        if stored.iter().any(|other| other.get("_id") == document.get("_id")) {
+        if stored.has(document.get("_id")) {
             return Err(BackendError::new(BackendErrorKind::DuplicateKey, "E11000"));
         }
         stored.push(document.clone());
@@ -317,9 +365,8 @@ impl State {
 
     fn update(&mut self, collection: &str, filter: &Document, update: &Document) -> BackendResult<Updated> {
         let stored = self.collections.entry(collection.to_owned()).or_default();
-        let Some(document) = stored.iter_mut().find(|document| matches(filter, document)) else {
-            return Ok(Updated::default());
-        };
+        let Some(place) = stored.places(filter).first().copied() else { return Ok(Updated::default()) };
+        let document = stored.documents.get_mut(&place).expect("a place in use");
         let fields =
             apply(update, document).map_err(|text| BackendError::new(BackendErrorKind::Other, text))?;
         let key = doc! {"_id": document.get("_id").cloned()};
@@ -335,8 +382,7 @@ impl State {
 
     fn delete(&mut self, collection: &str, filter: &Document) -> u64 {
         let stored = self.collections.entry(collection.to_owned()).or_default();
-        let (gone, kept): (Vec<_>, Vec<_>) = stored.drain(..).partition(|document| matches(filter, document));
-        *stored = kept;
+        let gone: Vec<_> = stored.places(filter).into_iter().map(|place| stored.take(place)).collect();
         for document in &gone {
             let key = doc! {"_id": document.get("_id").cloned()};
             self.emit(collection, doc! {"operationType": "delete", "documentKey": key});
@@ -367,7 +413,8 @@ impl State {
 fn passes(watched: Option<&str>, pipeline: &[Document], event: &Document) -> bool {
     let in_scope = |name| event.get_document("ns").unwrap().get_str("coll").unwrap() == name;
     watched.is_none_or(in_scope)
-        && pipeline.iter().all(|stage| matches(stage.get_document("$match").unwrap(), event))
+        // What is left out of events does not matter here.
+        && pipeline.iter().all(|stage| stage.get_document("$match").map_or(true, |filter| matches(filter, event)))
 }
 
 impl Backend for Fake {
@@ -389,8 +436,7 @@ impl Backend for Fake {
     fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
         self.call("find", collection, |state| {
             let stored = state.collections.entry(collection.to_owned()).or_default();
-            let mut found: Vec<_> =
-                stored.iter().filter(|document| matches(&find.filter, document)).cloned().collect();
+            let mut found = stored.find(&find.filter);
             if find.sort.is_some() {
                 let number = |document: &Document, key| document.get(key).and_then(crate::matching::number);
                 let order =
@@ -403,8 +449,7 @@ impl Backend for Fake {
     }
 
     fn count<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
-        let count =
-            |stored: &Vec<Document>| stored.iter().filter(|document| matches(&filter, document)).count();
+        let count = |stored: &Stored| stored.places(&filter).len();
         self.call("count", collection, |state| Ok(state.collections.get(collection).map_or(0, count) as u64))
     }
 
@@ -418,7 +463,7 @@ impl Backend for Fake {
         self.call("update", collection, |state| {
             let updated = state.update(collection, &filter, &update)?;
             if upsert && updated.matched == 0 {
-                let mut document = Document::new();
+                let mut document = filter.clone(); // equalities only
                 apply(&update, &mut document).unwrap();
                 state.insert(collection, document)?;
             }

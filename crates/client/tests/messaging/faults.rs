@@ -95,6 +95,81 @@ in_every_layout! {
         assert_eq!((count.load(Ordering::SeqCst), fake.faults_left(), fake.locks().len()), (3, 0, 0));
     }
 
+    async fn a_send_repeated_after_its_message_was_processed_and_removed_has_no_effect(every) {
+        tokio::time::pause();
+        for (delay, directed, restarts, offset_ms) in [
+            (0, false, false, 0),
+            (0, true, false, 0),
+            (0, false, true, 0),
+            (0, true, true, 0),
+            (1, false, true, -3_500_000),
+            (1, true, true, -3_500_000),
+            (0, false, false, 3_500_000),
+            (300, true, false, -3_500_000),
+        ] {
+            let fake = every.another();
+            let what = format!("{delay} s, directed {directed}, restarts {restarts}, {offset_ms} ms");
+            let (begin, at) = (tokio::time::Instant::now(), 1_800_000_000_000);
+            let true_ms = move || at + i64::try_from(begin.elapsed().as_millis()).unwrap();
+            let (expiring, count) = (fake.clone(), Arc::new(AtomicUsize::new(0)));
+            let expiry = tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    expiring.expire(true_ms());
+                }
+            });
+            let settings = |id: &str| Settings {
+                sender_id: Some(id.into()),
+                layout: fake.layout,
+                poll_pause: Duration::from_secs(1),
+                ..Settings::default()
+            };
+            let a = fake.bus_with(settings("a")).wall_clock(true_ms).connect().await.unwrap();
+            let listening = async || {
+                let wrong_ms = move || true_ms() + offset_ms;
+                let b = fake.bus_with(settings("b")).wall_clock(wrong_ms).connect().await.unwrap();
+                let counted = count.clone();
+                b.subscribe("t", move |_| {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    async { Ok(()) }
+                })
+                .await
+                .unwrap();
+                b.ready().await;
+                b
+            };
+            let mut b = listening().await;
+            let message = Message::new("t").exclusive(true).ttl(Duration::from_secs(7200));
+            let message = message.delete_after_processing(Duration::from_secs(delay));
+            let (message, target) = match directed {
+                true => (message.to("b"), fake.names().directed("b").unwrap()),
+                false => (message, fake.topic()),
+            };
+            fake.fail(fault("insert", &target, true));
+            (0..10).for_each(|_| fake.fail(fault("insert", &target, false)));
+            let sending = tokio::spawn(async move { a.publish(message).await.map(|id| (id, a)) });
+            eventually("processed", || count.load(Ordering::SeqCst) == 1).await;
+            if restarts {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                b.shutdown().await;
+                b = listening().await;
+            }
+            let (id, _a) = sending.await.unwrap().expect("sent");
+            tokio::time::sleep(Duration::from_secs(600)).await;
+            assert_eq!((count.load(Ordering::SeqCst), fake.faults_left()), (1, 0), "{what}");
+            if !restarts {
+                assert!(fake.raw(&id).is_none() && fake.locks().is_empty(), "{what}");
+            }
+            if restarts {
+                tokio::time::sleep(Duration::from_secs(7200)).await;
+            }
+            assert!(fake.raw(&id).is_none() && fake.locks().is_empty(), "{what}: left to expire");
+            assert_eq!(count.load(Ordering::SeqCst), 1, "{what}");
+            b.shutdown().await;
+            expiry.abort();
+        }
+    }
+
     async fn a_request_ends_in_its_time_although_it_cannot_be_sent(fake) {
         tokio::time::pause();
         let a = fake.connect("a").await;

@@ -1,8 +1,9 @@
 //! What is particular to a layout: its collections, their life, and who else may use them.
 
-use crate::fake::{Fake, eventually, in_time};
+use crate::fake::{Fake, Fault, eventually, in_time};
 use bson::{Document, doc};
 use parking_lot::Mutex;
+use rockdove::backend::BackendErrorKind;
 use rockdove::{ConnectError, Layout, Message, MessageId, Settings};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -230,6 +231,31 @@ async fn what_arrives_while_a_mailbox_is_dropped_is_put_back() {
     fake.store_before_drop(late.clone());
     in_time("shutdown", b.shutdown()).await;
     assert_eq!((fake.calls("drop", "msg_dm_b"), fake.all("msg_dm_b")), (1, vec![late]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_arrives_while_a_mailbox_is_dropped_is_put_back_whatever_fails() {
+    let fault = |call, applied| {
+        let collection = "msg_dm_b".to_owned();
+        Fault { call, collection, kind: BackendErrorKind::Transient, applied }
+    };
+    for faults in [
+        vec![fault("drop", true)],
+        vec![fault("drop", false)],
+        vec![fault("insert", false)],
+        vec![fault("drop", true), fault("insert", true), fault("insert", false)],
+    ] {
+        let fake = dual();
+        let b = fake.connect("b").await;
+        eventually("indexed", || fake.has_index("msg_dm_b", "delete_at_1")).await;
+        let late = to_b("t");
+        fake.store_before_drop(late.clone());
+        faults.iter().for_each(|fault| fake.fail(fault.clone()));
+        in_time("shutdown", b.shutdown()).await;
+        // A drop that failed has not met the message either.
+        let expected = if faults[0].call == "drop" && !faults[0].applied { vec![] } else { vec![late] };
+        assert_eq!((fake.calls("drop", "msg_dm_b"), fake.all("msg_dm_b")), (1, expected));
+    }
 }
 
 #[tokio::test]

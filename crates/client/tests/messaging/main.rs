@@ -10,3 +10,4 @@ mod migrate;
 mod patterns;
 mod registry;
 mod simulation;
+mod top;

@@ -4,7 +4,10 @@ use bson::{Bson, Document};
 
 pub fn matches(filter: &Document, document: &Document) -> bool {
     filter.iter().all(|(key, condition)| match (key.as_str(), condition) {
-        ("$and", Bson::Array(all)) => all.iter().all(|part| matches(part.as_document().unwrap(), document)),
+        // From the end: there polls ask for the marks, which rule out most documents.
+        ("$and", Bson::Array(all)) => {
+            all.iter().rev().all(|part| matches(part.as_document().unwrap(), document))
+        }
         ("$or", Bson::Array(any)) => any.iter().any(|part| matches(part.as_document().unwrap(), document)),
         (_, Bson::Document(operators)) if operators.keys().next().is_some_and(|key| key.starts_with('$')) => {
             operators.iter().all(|(operator, operand)| test(operator, operand, &values(document, key)))

@@ -46,7 +46,7 @@ pub fn write_of(statements: Vec<Statement>) -> Write {
         statements,
         ordered: true,
         retry: None,
-        ack: Ack::Written,
+        ack: Ack::WRITTEN,
         bypass_validation: false,
         interrupt: None,
     }
@@ -102,7 +102,7 @@ pub async fn write_retryable(
 }
 
 pub async fn define(engine: &Engine, definition: Definition) -> Result<DefinitionReply> {
-    bounded(engine.define(definition, Ack::Written)).await
+    bounded(engine.define(definition, Ack::WRITTEN)).await
 }
 
 pub fn find(engine: &Engine, ns: &Namespace, query: Doc) -> Vec<Doc> {

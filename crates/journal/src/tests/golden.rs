@@ -14,6 +14,8 @@ const TORN_1: &[u8] = include_bytes!("../../tests/golden/segment-v1-torn.bin");
 
 const STATE: &[u8] = include_bytes!("../../tests/golden/state-v2.bin");
 const STATE_DAILY: &[u8] = include_bytes!("../../tests/golden/state-v2-daily.bin");
+const STATE_KEY: &[u8] = include_bytes!("../../tests/golden/state-v3.bin");
+const CODED: &[u8] = include_bytes!("../../tests/golden/segment-v2-coded.bin");
 const EMPTY: &[u8] = include_bytes!("../../tests/golden/segment-v2-empty.bin");
 const FOUR: &[u8] = include_bytes!("../../tests/golden/segment-v2-four.bin");
 const SEALED: &[u8] = include_bytes!("../../tests/golden/segment-v2-sealed.bin");
@@ -153,4 +155,24 @@ fn what_a_newer_version_wrote_is_refused() {
         panic!("opened")
     };
     assert_eq!((file.to_str().unwrap(), &*what), ("00000000000000000001.seg", "segment version 3"));
+}
+
+/// Three entries: as it is, compressed, and compressed and encrypted with a key of bytes 0 to 31.
+fn coded_texts() -> [Vec<u8>; 3] {
+    [b"as it is".to_vec(), b"again and ".repeat(20), b"a secret, ".repeat(20)]
+}
+
+fn golden_key() -> crate::Key {
+    crate::Key::new(&std::array::from_fn(|at| at as u8))
+}
+
+#[test]
+fn payloads_of_each_codec_are_read_as_ever() {
+    let disk = log_of(STATE_KEY, CODED, SEGMENT_BYTES);
+    let view = crate::LogView::open_on(Arc::new(disk)).unwrap().with_key(golden_key()).unwrap();
+    let mut tailer = view.tailer();
+    for text in coded_texts() {
+        assert_eq!(tailer.next_entry().unwrap().unwrap().payload, text);
+    }
+    assert!(tailer.next_entry().unwrap().is_none());
 }

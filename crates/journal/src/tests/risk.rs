@@ -64,6 +64,35 @@ fn other_nodes_count_when_they_are_reported() {
     assert_eq!((ack.level, ack.degraded), (Level::Sync, false));
 }
 
+/// Each part of an entry is acknowledged at its own level and counts with its own value.
+#[test]
+fn parts_of_an_entry_are_acknowledged_one_by_one() {
+    let disk = SimDisk::new(1);
+    let policy = RiskPolicy { total: Some(10), single: Some(8), ..RiskPolicy::default() };
+    let (journal, mut writer) = open_with(&disk, policy);
+    let paused = disk.pause_syncs(".seg");
+    let index = writer.append_shared(&[b"entry"], terms(Level::Sync, 17), 7).unwrap();
+    let mut parts = [(Level::Risk, 4), (Level::Risk, 7), (Level::Sync, 0), (Level::Risk, 6)]
+        .map(|(level, value)| journal.ticket(index, level, value));
+    let now: Vec<_> = parts.iter_mut().map(|part| part.poll().unwrap().is_some()).collect();
+    assert_eq!(now, [true, false, false, true], "4 and 6 fill the cap");
+    assert_eq!((journal.exposure().value, journal.exposure().acked), (17, 10));
+    journal.request_sync();
+    drop(paused);
+    for part in &mut parts {
+        part.wait(LONG).unwrap();
+    }
+    assert_eq!((journal.exposure().value, journal.exposure().acked_max), (0, 10));
+    assert_eq!(parts[1].poll().unwrap().unwrap().level, Level::Sync);
+    assert_eq!(
+        rounds(&journal),
+        [("request", 1), ("total", 1)].into(),
+        "7 is below what a single one may be"
+    );
+    let stored = journal.read_from(1).unwrap().next().unwrap().unwrap();
+    assert_eq!((stored.value, stored.level), (17, Some(Level::Sync)));
+}
+
 /// I5, I7, F7: nothing is acknowledged by a sync that failed, and nothing afterwards.
 #[test]
 fn a_failed_sync_acknowledges_nothing() {

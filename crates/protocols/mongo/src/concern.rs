@@ -1,20 +1,29 @@
-//! Read and write concern: what a client asks for, as far as one node can grant it.
+//! Read and write concern, and the levels of acknowledgement beside them: what a client asks for, as far as one node
+//! can grant it.
 
 use crate::errors::{Failure, Result};
 use rockdove_documents::{Error, RawDoc, Timestamp, Value, code};
+use rockdove_engine::{Level, UnknownLevel, VALUE_MAX};
 use std::time::Duration;
 
 /// When a write is to be acknowledged.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct WriteConcern {
     /// Whether nothing is to be acknowledged (`w: 0`).
     pub unacknowledged: bool,
-    /// Whether it must be on disk (`j: true`).
-    pub journal: bool,
+    /// The level that it comes to: `w: 1` is [`Level::Async`], `w: "majority"` [`Level::Replicated`], with `j: true`
+    /// they are [`Level::Sync`] and [`Level::QuorumSync`].
+    pub level: Level,
     /// What cannot be satisfied though the write itself can: reported beside the write's result.
     pub unsatisfiable: Option<Error>,
     /// How long to wait at most; `None` for as long as it takes.
     pub timeout: Option<Duration>,
+}
+
+impl Default for WriteConcern {
+    fn default() -> WriteConcern {
+        WriteConcern { unacknowledged: false, level: Level::Async, unsatisfiable: None, timeout: None }
+    }
 }
 
 impl WriteConcern {
@@ -25,15 +34,14 @@ impl WriteConcern {
             Some(Value::Document(concern)) => concern,
             Some(other) => return Err(wrong_type("writeConcern", other, "object")),
         };
-        let mut parsed = WriteConcern::default();
+        let (mut parsed, mut journal) = (WriteConcern::default(), false);
         for element in concern {
             match (element.key(), element.value()) {
                 ("w", w) => parsed.acknowledged_by(w)?,
                 ("j" | "fsync", Value::Null | Value::Undefined) => {}
                 ("j" | "fsync", flag) => {
                     let number = flag.as_f64().map(|number| number != 0.0);
-                    let journal = flag.as_bool().or(number).ok_or_else(|| wrong_type("j", flag, "bool"))?;
-                    parsed.journal |= journal;
+                    journal |= flag.as_bool().or(number).ok_or_else(|| wrong_type("j", flag, "bool"))?;
                 }
                 ("wtimeout" | "wtimeoutMS", timeout) => {
                     let milliseconds = timeout.as_integer().and_then(|timeout| u64::try_from(timeout).ok());
@@ -48,16 +56,29 @@ impl WriteConcern {
                 }
             }
         }
-        if parsed.unacknowledged && parsed.journal {
+        if parsed.unacknowledged && journal {
             return Err(Error::failed_to_parse("cannot use 'j' or 'fsync' with 'w: 0'").into());
         }
+        if journal {
+            let is_majority = parsed.level == Level::Replicated;
+            parsed.level = if is_majority { Level::QuorumSync } else { Level::Sync };
+        }
         Ok(parsed)
+    }
+
+    /// The same where a majority means this level: never less than what it was.
+    pub fn with_majority(self, majority: Level) -> WriteConcern {
+        match self.level {
+            Level::Replicated => WriteConcern { level: majority.stricter(self.level), ..self },
+            _ => self,
+        }
     }
 
     /// Reads `w`. The set has one member that counts, so a majority is one.
     fn acknowledged_by(&mut self, w: Value<'_>) -> Result<()> {
         match w {
-            Value::String("majority") | Value::Null | Value::Undefined => {}
+            Value::String("majority") => self.level = Level::Replicated,
+            Value::Null | Value::Undefined => {}
             Value::String(tag) => {
                 let message =
                     format!("No write concern mode named '{tag}' found in replica set configuration");
@@ -78,6 +99,61 @@ impl WriteConcern {
             },
         }
         Ok(())
+    }
+}
+
+/// What the field `rockdove` of a write asks for beside its write concern (`docs/compatibility.md`). Who sends it gets a
+/// field of that name in the reply, which says what was reached.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Asked {
+    /// The level of acknowledgement.
+    pub level: Option<Level>,
+    /// What would be lost with the write.
+    pub value: Option<u64>,
+}
+
+impl Asked {
+    /// The field's name.
+    pub const FIELD: &str = "rockdove";
+
+    /// Reads a command's field, if it has one.
+    pub fn parse(command: RawDoc<'_>) -> Result<Option<Asked>> {
+        let fields = match command.get(Asked::FIELD) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::Document(fields)) => fields,
+            Some(other) => return Err(wrong_type(Asked::FIELD, other, "object")),
+        };
+        let mut asked = Asked::default();
+        for element in fields {
+            match (element.key(), element.value()) {
+                ("ack", Value::String(name)) => {
+                    let unknown = |error: UnknownLevel| Error::bad_value(error.to_string());
+                    asked.level = Some(name.parse().map_err(unknown)?);
+                }
+                ("ack", other) => return Err(wrong_type("rockdove.ack", other, "string")),
+                ("value", value) => {
+                    let value = value.as_integer().and_then(|value| u64::try_from(value).ok());
+                    let value = value.filter(|value| *value <= VALUE_MAX);
+                    asked.value = Some(value.ok_or_else(|| {
+                        Error::bad_value("'rockdove.value' must be an integer from 0 to 2^53")
+                    })?);
+                }
+                (unknown, _) => {
+                    let message = format!("BSON field 'rockdove.{unknown}' is an unknown field.");
+                    return Err(Failure::location(40415, message));
+                }
+            }
+        }
+        Ok(Some(asked))
+    }
+
+    /// The level it comes to with a write concern: the stricter of the two. A value without a level is at risk.
+    pub fn with(self, concern: &WriteConcern) -> Result<Level> {
+        if concern.unacknowledged {
+            return Err(Error::failed_to_parse("cannot use 'rockdove' with 'w: 0'").into());
+        }
+        let without = if self.value.is_some() { Level::Risk } else { Level::Async };
+        Ok(self.level.unwrap_or(without).stricter(concern.level))
     }
 }
 
@@ -180,12 +256,19 @@ mod tests {
     #[test]
     fn one_node_is_a_majority() {
         let plain = WriteConcern::default();
-        for concern in
-            [doc! {}, doc! { "w": 1 }, doc! { "w": "majority" }, doc! { "w": 1.0, "wtimeout": 0, "j": false }]
-        {
+        for concern in [doc! {}, doc! { "w": 1 }, doc! { "w": 1.0, "wtimeout": 0, "j": false }] {
             assert_eq!(write(concern), Ok(plain.clone()));
         }
-        assert!(write(doc! { "w": "majority", "j": true }).unwrap().journal);
+        let level = |concern| write(concern).unwrap().level;
+        assert_eq!(level(doc! { "w": "majority" }), Level::Replicated);
+        assert_eq!(level(doc! { "w": "majority", "j": true }), Level::QuorumSync);
+        assert_eq!(level(doc! { "j": true }), Level::Sync);
+        let stricter = |concern| write(concern).unwrap().with_majority(Level::QuorumSync).level;
+        assert_eq!(stricter(doc! { "w": "majority" }), Level::QuorumSync);
+        assert_eq!(stricter(doc! { "w": 1 }), Level::Async);
+        let lower = write(doc! { "w": "majority" }).unwrap().with_majority(Level::Async);
+        assert_eq!(lower.level, Level::Replicated);
+        assert_eq!(level(doc! { "j": 1, "w": 1 }), Level::Sync);
         assert!(write(doc! { "w": 0 }).unwrap().unacknowledged);
         assert_eq!(write(doc! { "wtimeout": 50 }).unwrap().timeout, Some(Duration::from_millis(50)));
     }
@@ -199,6 +282,36 @@ mod tests {
             assert_eq!(write(wrong), Err(9));
         }
         assert_eq!(write(doc! { "x": 1 }), Err(40415));
+    }
+
+    #[test]
+    fn levels_are_asked_for_beside_the_concern() {
+        let asked = |asked: Doc, concern: Doc| -> Result<(Level, Option<u64>), i32> {
+            let command = doc! { "insert": "c", "rockdove": asked, "writeConcern": concern };
+            let number = |failure: Failure| failure.error.code.number;
+            let asked = Asked::parse(command.raw()).map_err(number)?.expect("the field is there");
+            let concern = WriteConcern::parse(command.raw()).map_err(number)?;
+            Ok((asked.with(&concern).map_err(number)?, asked.value))
+        };
+        assert_eq!(asked(doc! {}, doc! {}), Ok((Level::Async, None)));
+        assert_eq!(asked(doc! { "ack": "sync" }, doc! { "w": "majority" }), Ok((Level::Sync, None)));
+        assert_eq!(asked(doc! { "ack": "async" }, doc! { "j": true }), Ok((Level::Sync, None)));
+        assert_eq!(asked(doc! { "value": 5 }, doc! { "w": "majority" }), Ok((Level::Risk, Some(5))));
+        assert_eq!(asked(doc! { "value": 5.0, "ack": "async" }, doc! {}), Ok((Level::Async, Some(5))));
+        assert_eq!(asked(doc! { "value": (1i64 << 53) }, doc! {}), Ok((Level::Risk, Some(1 << 53))));
+        for wrong in [
+            doc! { "value": (-1) },
+            doc! { "value": 1.5 },
+            doc! { "value": ((1i64 << 53) + 1) },
+            doc! { "value": "5" },
+            doc! { "ack": "Sync" },
+        ] {
+            assert_eq!(asked(wrong, doc! {}), Err(2));
+        }
+        assert_eq!(asked(doc! { "ack": 1 }, doc! {}), Err(14));
+        assert_eq!(asked(doc! { "level": "sync" }, doc! {}), Err(40415));
+        assert_eq!(asked(doc! { "ack": "sync" }, doc! { "w": 0 }), Err(9));
+        assert_eq!(Asked::parse(doc! { "insert": "c" }.raw()).unwrap(), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use crate::client::{Client, Operation};
 use crate::codec::{Body, Request};
 use crate::commands::{self, Flow, Run, Spec};
-use crate::concern::{ReadConcern, WriteConcern};
+use crate::concern::{Asked, ReadConcern, WriteConcern};
 use crate::errors::{self, Circumstances, Failure, Result};
 use crate::failpoint::{self, Fault, Target};
 use crate::session::SessionFields;
@@ -15,10 +15,9 @@ use crate::shared::{Counters, Shared, append_times};
 use crate::topology::Role;
 use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
-use rockdove_engine::Ack;
+use rockdove_engine::{Ack, Acked, Level, Receipt};
 use std::borrow::Cow;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Room for a usual reply.
@@ -65,6 +64,10 @@ pub struct Call<'a> {
     pub session: SessionFields,
     /// When its write is acknowledged.
     pub write_concern: WriteConcern,
+    /// What it asks for beside that.
+    asked: Option<Asked>,
+    /// Both together.
+    level: Level,
     /// How current its read is.
     pub read_concern: ReadConcern,
     /// When it must be done.
@@ -75,32 +78,54 @@ pub struct Call<'a> {
     pub previous: Option<More>,
     /// Whether the client takes several answers.
     pub exhaust: bool,
-    /// Set when a write was carried out but not durable within `wtimeout`.
-    pub sync_timed_out: AtomicBool,
+    /// How lasting its write is, once that is known.
+    lasting: OnceLock<Lasting>,
+}
+
+/// How lasting a write is that was carried out.
+#[derive(Debug)]
+enum Lasting {
+    /// It was acknowledged.
+    Acked(Acked),
+    /// The log has failed.
+    Failed(Error),
+    /// The `wtimeout` was over before.
+    TimedOut,
 }
 
 impl<'a> Call<'a> {
-    /// Up to where the engine itself waits with acknowledging a write. With a `wtimeout` the wait for the disk
-    /// comes afterwards ([`Call::durable`]), so that what was done is known when the time is over.
+    /// When the engine acknowledges its write. With a `wtimeout` the wait comes afterwards ([`Call::settle`]), so that
+    /// what was done is known when the time is over.
     pub fn ack(&self) -> Ack {
-        match self.write_concern.timeout {
-            None if self.write_concern.journal => Ack::Synced,
-            _ => Ack::Written,
-        }
+        let value = self.asked.and_then(|asked| asked.value).unwrap_or(0);
+        Ack { level: self.level, value, deferred: self.write_concern.timeout.is_some() }
     }
 
-    /// Waits for the disk if that was asked for with a `wtimeout`.
-    pub async fn durable(&self) -> Result<()> {
-        let Some(limit) = self.write_concern.timeout.filter(|_| self.write_concern.journal) else {
-            return Ok(());
-        };
-        match tokio::time::timeout(limit, self.shared.engine.sync()).await {
-            Ok(synced) => Ok(synced?),
-            Err(_) => {
-                self.sync_timed_out.store(true, Ordering::Relaxed);
-                Ok(())
+    /// Notes how lasting its write is, for the reply; waits for what is still owed, within `wtimeout`.
+    pub async fn settle(&self, receipt: &Receipt) -> Result<()> {
+        let acked = match (receipt.owed, self.write_concern.timeout) {
+            (Some(owed), Some(limit)) => {
+                match tokio::time::timeout(limit, self.shared.engine.settle(owed)).await {
+                    Ok(acked) => acked,
+                    Err(_) => {
+                        self.note(Lasting::TimedOut);
+                        return Ok(());
+                    }
+                }
             }
+            _ => receipt.acked.clone(),
+        };
+        match acked {
+            Ok(acked) => self.note(Lasting::Acked(acked)),
+            Err(error) if error.code == code::WRITE_CONCERN_FAILED => self.note(Lasting::Failed(error)),
+            Err(error) => return Err(error.into()),
         }
+        Ok(())
+    }
+
+    /// The first to be noted is that of the command's one write.
+    fn note(&self, lasting: Lasting) {
+        let _ = self.lasting.set(lasting); // a command has one write
     }
 
     /// What long work for it asks, on whatever thread.
@@ -218,6 +243,10 @@ async fn run(
     circumstances.change_stream |= commands::reads_change_stream(spec, body, shared);
     check_role(shared, spec, command)?;
     check_transaction(&session, spec)?;
+    let write_concern = concern(spec.has(Spec::WRITE), || WriteConcern::parse(command))?;
+    let write_concern = write_concern.with_majority(shared.identity.majority);
+    let asked = asked(spec, command)?;
+    let level = asked.map_or(Ok(write_concern.level), |asked| asked.with(&write_concern))?;
     let call = Call {
         shared,
         client,
@@ -225,7 +254,9 @@ async fn run(
         database,
         name,
         session,
-        write_concern: concern(spec.has(Spec::WRITE), || WriteConcern::parse(command))?,
+        write_concern,
+        asked,
+        level,
         read_concern: concern(spec.has(Spec::READ | Spec::WRITE), || {
             ReadConcern::parse(command, spec.has(Spec::SNAPSHOT))
         })?,
@@ -233,7 +264,7 @@ async fn run(
         operation: shared.clients.next_operation(),
         previous,
         exhaust: request.flags.exhaust_allowed(),
-        sync_timed_out: AtomicBool::new(false),
+        lasting: OnceLock::new(),
     };
     check_cluster_time(&call)?;
     if max_time(command)?.is_some() && shared.fail_points.on_time_limit() {
@@ -241,8 +272,23 @@ async fn run(
     }
     let mut reply = DocBuilder::with_capacity(REPLY_BYTES);
     let more = perform(&call, spec, &mut reply).await?;
+    append_acked(&mut reply, &call);
     append_write_concern(&mut reply, &call, fault, *circumstances);
     Ok((reply, more))
+}
+
+/// What a write asks for beside its concern. Other commands do not know the field.
+fn asked(spec: &Spec, command: RawDoc<'_>) -> Result<Option<Asked>> {
+    if spec.has(Spec::WRITE) {
+        return Asked::parse(command);
+    }
+    match command.get(Asked::FIELD) {
+        None => Ok(None),
+        Some(_) => {
+            let message = format!("BSON field '{}.{}' is an unknown field.", spec.name, Asked::FIELD);
+            Err(Failure::location(40415, message))
+        }
+    }
 }
 
 fn concern<T: Default>(applies: bool, parse: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -461,11 +507,21 @@ fn append_write_concern(
         append_chosen_error(reply, &error, labels, circumstances);
         let number = error.get("code").and_then(|number| number.as_integer()).unwrap_or(0);
         append_topology(call.shared, reply, number as i32);
-    } else if call.sync_timed_out.load(Ordering::Relaxed) {
+    } else if let Some(Lasting::TimedOut) = call.lasting.get() {
         let error = Error::new(code::WRITE_CONCERN_FAILED, "waiting for the disk timed out");
         errors::append_write_concern_error(reply, &error, true);
+    } else if let Some(Lasting::Failed(error)) = call.lasting.get() {
+        errors::append_write_concern_error(reply, error, false);
     } else if let Some(error) = &call.write_concern.unsatisfiable {
         errors::append_write_concern_error(reply, error, false);
+    }
+}
+
+/// Says what was reached, to who asked for a level.
+fn append_acked(reply: &mut DocBuilder, call: &Call<'_>) {
+    if let (Some(_), Some(Lasting::Acked(acked))) = (call.asked, call.lasting.get()) {
+        reply.start_document(Asked::FIELD);
+        reply.append("ack", acked.level.name()).append("degraded", acked.degraded).end();
     }
 }
 

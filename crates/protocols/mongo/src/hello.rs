@@ -99,6 +99,7 @@ pub fn append(
     reply.append("minWireVersion", 0).append("maxWireVersion", identity.max_wire_version);
     reply.append("readOnly", false);
     append_compression(reply, identity, command);
+    append_rockdove(reply, identity);
     if identity.poppydb {
         append_poppydb(reply);
     }
@@ -141,6 +142,12 @@ fn append_compression(reply: &mut DocBuilder, identity: &Identity, command: RawD
     reply.end();
 }
 
+/// What our own clients look for: that writes take the field `rockdove`, in its first version, and whether a value can
+/// be at risk.
+fn append_rockdove(reply: &mut DocBuilder, identity: &Identity) {
+    reply.start_document("rockdove").append("acks", 1).append("risk", identity.has_risk_policy).end();
+}
+
 /// What Morphium looks for to recognise PoppyDB, and what it may expect then.
 fn append_poppydb(reply: &mut DocBuilder) {
     for name in ["poppyDB", "morphiumServer", "inMemoryBackend"] {
@@ -181,7 +188,7 @@ mod tests {
             names(&reply),
             "topologyVersion hosts setName setVersion isWritablePrimary secondary primary me electionId lastWrite \
              maxBsonObjectSize maxMessageSizeBytes maxWriteBatchSize localTime logicalSessionTimeoutMinutes \
-             connectionId minWireVersion maxWireVersion readOnly"
+             connectionId minWireVersion maxWireVersion readOnly rockdove"
                 .split_whitespace()
                 .collect::<Vec<_>>()
         );

@@ -10,13 +10,14 @@ use rockdove_documents::{Element, Error, Kind, RawDoc, Value};
 const FIELDS_MAX: usize = 200;
 
 /// Fields that every command has (MongoDB's generic arguments): session, API version, concerns, gossip.
-const GENERIC: [&str; 32] = [
+const GENERIC: [&str; 33] = [
     "$db",
     "lsid",
     "$clusterTime",
     "$readPreference",
     "txnNumber",
     "writeConcern",
+    "rockdove", // ours: what a write asks for beside its write concern
     "readConcern",
     "comment",
     "maxTimeMS",

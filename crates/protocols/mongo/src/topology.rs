@@ -6,6 +6,7 @@
 
 use crate::codec::Compressor;
 use rockdove_documents::{DocBuilder, ObjectId};
+use rockdove_engine::Level;
 use tokio::sync::watch;
 
 /// How the server presents itself; fixed while it runs.
@@ -21,6 +22,10 @@ pub struct Identity {
     pub max_wire_version: i32,
     /// Whether to present the server as PoppyDB too, with the commands that belong to it.
     pub poppydb: bool,
+    /// What `w: "majority"` means without `j`: [`Level::Replicated`], or more.
+    pub majority: Level,
+    /// Whether the log has a risk policy, so that writes can be acknowledged by their value.
+    pub has_risk_policy: bool,
     /// Whether fail points can be set. For tests only: any client may then break the service.
     pub test_commands: bool,
     /// Compressors offered to clients.
@@ -35,6 +40,8 @@ impl Default for Identity {
             version: [7, 0, 0],
             max_wire_version: 21,
             poppydb: false,
+            majority: Level::Replicated,
+            has_risk_policy: false,
             test_commands: false,
             compressors: vec![Compressor::Snappy, Compressor::Zstd, Compressor::Zlib],
         }

@@ -83,7 +83,7 @@ async fn run(world: &Arc<World>, length: Duration) -> Result<(), String> {
         traffic(world, &mut nodes, CLEARING, false).await?;
         traffic(world, &mut nodes, CALM, true).await?;
         sleep(SILENCE).await;
-        judge(world, &nodes)?;
+        judge(world, &nodes).await?;
         purge(world, last_ms).await;
         last_ms = begin_ms;
         let hours = world.elapsed_ms() / 3_600_000;
@@ -172,19 +172,31 @@ async fn traffic(world: &Arc<World>, nodes: &mut [Node], time: Duration, exact: 
 }
 
 /// Nothing has happened for a while: whatever is not done now never will be.
-fn judge(world: &World, nodes: &[Node]) -> Result<(), String> {
+async fn judge(world: &World, nodes: &[Node]) -> Result<(), String> {
+    let mut unfinished = Vec::new();
+    for node in nodes {
+        unfinished.extend(never_idle(node).await);
+    }
     let mut ledger = world.ledger.lock();
     ledger.settle(NODES);
     for node in nodes {
         if node.is_sending() {
             ledger.violation(format!("a sender of node {} waits for ever", node.index));
         }
-        if let Some(what) = node.unfinished() {
-            ledger.violation(what);
-        }
     }
+    unfinished.into_iter().for_each(|what| ledger.violation(what));
     drop(ledger);
     violations(world)
+}
+
+/// What a node has not done. A look at a message that it takes for expired passes.
+async fn never_idle(node: &Node) -> Option<String> {
+    let mut last = None;
+    for _ in 0..20 {
+        last = Some(node.unfinished()?);
+        sleep(Duration::from_millis(500)).await;
+    }
+    last
 }
 
 /// Removes what is settled and old, as an operator might.

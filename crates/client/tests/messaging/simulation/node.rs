@@ -291,8 +291,7 @@ impl App {
         if lasting {
             message = message.ttl(LASTING);
         }
-        // Not in a storm: see "Known limit" in docs/messaging.md.
-        if calm && choice >= 80 && (exclusive || (addressed && layout != Layout::Standard)) {
+        if choice >= 80 && (exclusive || (addressed && layout != Layout::Standard)) {
             message = message.delete_after_processing(Duration::from_secs(choice % 2 * 90));
         }
         for recipient in &recipients {

@@ -101,12 +101,12 @@ async fn write_out(call: &Call<'_>, prepared: Prepared, reply: &mut DocBuilder) 
         let message = "$out and $merge cannot be used with a 'linearizable' read concern level";
         return Err(Failure::new(code::INVALID_OPTIONS, message));
     }
-    let concern = WriteConcern::parse(call.command())?;
+    let concern = WriteConcern::parse(call.command())?.with_majority(call.shared.identity.majority);
     let (pipeline, environment) = (prepared.pipeline.clone(), prepared.environment.clone());
     let parsing = prepared.parsing.clone();
     let results = move || Ok(prepared.run()?.collect::<rockdove_documents::Result<Vec<Doc>>>()?);
     let results = off_thread(call.shared, &call.interrupt(), results).await?;
-    let ack = if concern.journal { Ack::Synced } else { Ack::Written };
+    let ack = Ack::at(concern.level);
     let writer = sink::Writer { call, parsing: &parsing, environment: &environment, ack };
     if let Some(sink) = pipeline.sink() {
         writer.write(sink, results).await?;

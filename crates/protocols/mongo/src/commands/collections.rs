@@ -42,7 +42,7 @@ const UNSUPPORTED: [&str; 3] = ["timeseries", "encryptedFields", "expireAfterSec
 /// Changes what collections or indexes there are.
 pub async fn define(call: &Call<'_>, definition: Definition) -> Result<DefinitionReply> {
     let reply = call.shared.engine.define(definition, call.ack()).await?;
-    call.durable().await?;
+    call.settle(&reply.receipt).await?;
     Ok(reply)
 }
 

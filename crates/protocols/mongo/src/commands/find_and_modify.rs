@@ -44,7 +44,7 @@ async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow
         before_retryable(call, 1)?;
     }
     let done = call.shared.engine.find_and_modify(command).await?;
-    call.durable().await?;
+    call.settle(&done.receipt).await?;
     let done = retried(call, done, |done| done.retried)?;
     append(reply, &done, removes);
     Ok(Flow::Done)

@@ -7,6 +7,7 @@ use crate::hello::{self, Moment};
 use crate::shared::now_ms;
 use crate::topology::Role;
 use rockdove_documents::{DocBuilder, Error, RawDoc, Timestamp, code};
+use rockdove_engine::Level;
 use std::time::Duration;
 
 /// The commands of this family.
@@ -62,7 +63,7 @@ fn configuration(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     reply.start_document("config");
     reply.append("_id", &identity.set_name).append("version", 1);
     reply.append("term", call.shared.topology.state().term).append("protocolVersion", 1i64);
-    reply.append("writeConcernMajorityJournalDefault", false);
+    reply.append("writeConcernMajorityJournalDefault", identity.majority == Level::QuorumSync);
     reply.start_array("members").push_document();
     reply.append("_id", 0).append("host", &identity.advertised).append("arbiterOnly", false);
     reply.append("buildIndexes", true).append("hidden", false).append("priority", 1.0);

@@ -65,10 +65,10 @@ impl Writer<'_> {
             let specs: Vec<Doc> = specs.map(|index| index.spec.doc.clone()).collect();
             (target.map_or(Doc::empty(), |target| target.info.options.clone()), specs)
         };
-        engine.define(Definition::Create { ns: filled.clone(), options }, Ack::Written).await?;
+        engine.define(Definition::Create { ns: filled.clone(), options }, Ack::WRITTEN).await?;
         let done = self.fill(ns, &filled, specs, results).await;
         if done.is_err() {
-            engine.define(Definition::Drop { ns: filled }, Ack::Written).await?;
+            engine.define(Definition::Drop { ns: filled }, Ack::WRITTEN).await?;
         }
         done
     }
@@ -82,7 +82,7 @@ impl Writer<'_> {
     ) -> Result<()> {
         let engine = &self.call.shared.engine;
         if !specs.is_empty() {
-            engine.define(Definition::CreateIndexes { ns: filled.clone(), specs }, Ack::Written).await?;
+            engine.define(Definition::CreateIndexes { ns: filled.clone(), specs }, Ack::WRITTEN).await?;
         }
         let mut results = results.into_iter().peekable();
         while results.peek().is_some() {
@@ -91,7 +91,7 @@ impl Writer<'_> {
             self.carry_out(statements).await?.map_err(Failure::from)?;
         }
         let rename = Definition::Rename { from: filled.clone(), to: ns.clone(), drop_target: true };
-        engine.define(rename, self.ack).await?;
+        engine.define(rename, self.ack).await?.receipt.acked?;
         Ok(())
     }
 
@@ -106,6 +106,7 @@ impl Writer<'_> {
             interrupt: None,
         };
         let reply = self.call.shared.engine.write(write).await?;
+        reply.receipt.acked?;
         Ok(reply.results.into_iter().collect())
     }
 

@@ -7,7 +7,7 @@ use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use crate::shared::now_ms;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
-use rockdove_engine::{Collection, Index, Namespace, State};
+use rockdove_engine::{Cap, Collection, Engine, Index, Namespace, RiskStatus, State};
 use std::sync::Arc;
 
 /// The commands of this family.
@@ -179,4 +179,34 @@ pub fn append_engine(reply: &mut DocBuilder, call: &Call<'_>) {
     reply.append("usedBytes", memory.used_bytes() as i64).append("limitBytes", limit as i64);
     reply.append("usedPercent", memory.percent() as i64).append("warnPercent", warn as i64);
     reply.append("rejectPercent", refuse as i64).append("warnActive", memory.percent() >= warn).end();
+    append_log(reply, engine);
+}
+
+/// Syncs of the log by what caused them, and value at risk. Amounts beyond what an int64 holds are shown as its largest.
+fn append_log(reply: &mut DocBuilder, engine: &Engine) {
+    let wide = |amount: u128| i64::try_from(amount).unwrap_or(i64::MAX);
+    let limit = |amount: Option<u64>| amount.map(|amount| wide(amount.into()));
+    reply.start_document("rockdove").start_document("syncs");
+    for (cause, count) in engine.syncs() {
+        reply.append(cause.name(), wide(count.into()));
+    }
+    reply.end();
+    if let Some(RiskStatus { policy, fields, exposure, .. }) = engine.risk() {
+        reply.start_document("risk").start_document("policy");
+        reply.append("cap", limit(policy.total)).append("soft", policy.cap == Cap::Soft);
+        reply.append("single", limit(policy.single));
+        reply.append("ageMS", policy.age.map(|age| wide(age.as_millis())));
+        reply.append("bytes", limit(policy.bytes)).append("count", limit(policy.count)).end();
+        reply.start_array("fields");
+        for field in fields {
+            reply.push(field.to_string());
+        }
+        reply.end().start_document("exposure");
+        reply.append("value", wide(exposure.value)).append("acked", wide(exposure.acked));
+        reply.append("ackedMax", wide(exposure.acked_max));
+        reply.append("bytes", wide(exposure.bytes.into())).append("count", wide(exposure.count.into()));
+        reply.append("oldestMS", exposure.oldest.map(|since| wide(since.elapsed().as_millis())));
+        reply.end().append("held", wide(exposure.held.into())).end();
+    }
+    reply.end();
 }

@@ -276,7 +276,7 @@ pub async fn perform(call: &Call<'_>, fields: &Fields<'_>, statements: Vec<State
         bypass_validation: fields.flag("bypassDocumentValidation")?,
     };
     let reply = call.shared.engine.write(write).await?;
-    call.durable().await?;
+    call.settle(&reply.receipt).await?;
     let reply = retried(call, reply, |reply| !reply.retried.is_empty())?;
     Ok(Done { results: reply.results, retried: reply.retried })
 }

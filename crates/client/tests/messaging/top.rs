@@ -1,0 +1,132 @@
+//! What `top` says of a queue whose messages are known.
+
+use crate::fake::{Fake, eventually, in_every_layout, in_time};
+use bson::{Document, doc};
+use rockdove::backend::BackendErrorKind::{self, HistoryLost, Transient};
+use rockdove::top::{Limits, Monitor, Queue};
+use rockdove::{Layout, Message, RequestError};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn monitor(fake: &Fake, limits: Limits) -> Monitor {
+    Monitor::new(Arc::new(fake.clone()), None, None, limits)
+}
+
+async fn look(monitor: &mut Monitor) -> Queue {
+    let mut queues = in_time("a look", monitor.sample()).await.unwrap().queues;
+    assert_eq!(queues.len(), 1, "{queues:?}");
+    queues.remove(0)
+}
+
+in_every_layout! {
+    async fn what_waits_is_held_and_goes_by_is_told(fake) {
+        let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+        b.subscribe("t", |_| async { Ok(()) }).await.unwrap();
+        b.subscribe("q", |request| async move {
+            match request.value.is_some() {
+                true => Ok(request.derive_answer()),
+                false => std::future::pending().await,
+            }
+        })
+        .await
+        .unwrap();
+        in_time("ready", b.ready()).await;
+        a.request_first(Message::new("q").value("x"), Duration::from_secs(10)).await.unwrap();
+        let mut monitor = monitor(&fake, Limits::default());
+        let first = look(&mut monitor).await;
+        assert_eq!((first.name.as_str(), &*first.layouts, &*first.notes), ("msg", &[fake.layout][..], &[][..]));
+        let rates = first.topics.iter().all(|topic| topic.sent.is_none() && topic.lag_ms.is_none());
+        assert!(rates && first.nodes.iter().all(|node| node.alive && node.locks == 0), "{first:?}");
+        // Three are heard, two wait, one holds a lock in a listener that hangs, and gets no answer.
+        for _ in 0..3 {
+            a.publish(Message::new("t")).await.unwrap();
+        }
+        let heard = |one: &Document| one.get_str("topic").unwrap() == "t" && !one.get_array("processed_by").unwrap().is_empty();
+        eventually("heard", || fake.messages().iter().filter(|one| heard(one)).count() == 3).await;
+        b.pause("t");
+        a.publish(Message::new("t").exclusive(true)).await.unwrap();
+        a.publish(Message::new("t")).await.unwrap();
+        let late = a.request_first(Message::new("q").exclusive(true), Duration::from_millis(200)).await;
+        assert!(matches!(late, Err(RequestError::Timeout)));
+        let mut second = look(&mut monitor).await;
+        if fake.layout != Layout::Standard {
+            second = look(&mut monitor).await; // the lanes of answers and topics may have been new
+        }
+        let topic = |name: &str| second.topics.iter().find(|topic| topic.name == name).unwrap().clone();
+        let t = topic("t");
+        assert_eq!((t.waiting, t.exclusive, t.unanswered, t.untaken), (2, 1, 0, 0), "{t:?}");
+        assert!(t.oldest_ms.is_some() && t.sent.is_some() && t.done.is_some(), "{t:?}");
+        assert_eq!((topic("q").unanswered, second.locks), (1, 1), "{second:?}");
+        let locks: Vec<_> = second.nodes.iter().map(|node| (node.announced.id.as_str(), node.locks)).collect();
+        assert_eq!(locks, [("a", 0), ("b", 1)]);
+    }
+
+    async fn rates_are_counted_exactly(fake) {
+        tokio::time::pause();
+        let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+        b.subscribe("t", |_| async { Ok(()) }).await.unwrap();
+        in_time("ready", b.ready()).await;
+        let first = a.publish(Message::new("t")).await.unwrap();
+        eventually("marked", || fake.message(&first).processed_by == ["b"]).await;
+        let mut monitor = monitor(&fake, Limits::default());
+        let (mut sent, mut done) = (0.0, 0.0);
+        look(&mut monitor).await;
+        let mut before = tokio::time::Instant::now();
+        for round in 0..4 {
+            if round < 3 {
+                for exclusive in [false, true] {
+                    let message = Message::new("t").exclusive(exclusive);
+                    let message = message.delete_after_processing(Duration::ZERO);
+                    a.publish(message).await.unwrap();
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let queue = look(&mut monitor).await;
+            let topic = queue.topics.iter().find(|topic| topic.name == "t").unwrap();
+            let seconds = before.elapsed().as_secs_f64();
+            before = tokio::time::Instant::now();
+            sent += topic.sent.unwrap() * seconds;
+            done += topic.done.unwrap() * seconds;
+            assert!(queue.notes.is_empty(), "{queue:?}");
+        }
+        assert_eq!((sent.round(), done.round()), (6.0, 6.0));
+    }
+
+    async fn a_big_queue_is_read_in_part_and_that_is_said(fake) {
+        let a = fake.connect("a").await;
+        a.send_many((0..10).map(|n| Message::new("t").value(n.to_string())).collect()).await.unwrap();
+        let mut monitor = monitor(&fake, Limits { documents: 4, ..Limits::default() });
+        let queue = look(&mut monitor).await;
+        let note = format!("4 messages or more wait in {}; the others are not read", fake.topic());
+        assert!(queue.notes.contains(&note), "{:?}", queue.notes);
+        assert_eq!(queue.topics[0].waiting, 4);
+        let mut monitor = Monitor::new(Arc::new(fake.clone()), None, None, Limits { collections: 0, ..Limits::default() });
+        let queue = look(&mut monitor).await;
+        assert!(queue.notes.iter().any(|note| note.starts_with("0 of ")), "{:?}", queue.notes);
+    }
+
+    async fn without_streams_it_looks_all_the_same(fake) {
+        let a = fake.connect("a").await;
+        a.publish(Message::new("t")).await.unwrap();
+        let mut monitor = monitor(&fake, Limits::default());
+        for kind in [BackendErrorKind::Other, Transient, HistoryLost] {
+            fake.fail(crate::fake::Fault { call: "watch", collection: String::new(), kind, applied: false });
+        }
+        let queue = look(&mut monitor).await;
+        assert!(queue.notes.iter().any(|note| note.starts_with("no rates")), "{:?}", queue.notes);
+        look(&mut monitor).await;
+        look(&mut monitor).await;
+        for kind in [Transient, HistoryLost] {
+            look(&mut monitor).await;
+            fake.break_streams(kind);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let queue = look(&mut monitor).await;
+            assert!(queue.notes.iter().any(|note| note.contains("broke")), "{:?}", queue.notes);
+            assert!(queue.topics[0].sent.is_none() && queue.topics[0].waiting == 1, "{queue:?}");
+        }
+        fake.store("mmsg_other_participants", doc! {"_id": "x", "implementation": "Other", "last_seen": 5_i64});
+        let queues = monitor.sample().await.unwrap().queues;
+        let names: Vec<_> = queues.iter().map(|queue| (queue.name.as_str(), queue.nodes.len())).collect();
+        assert_eq!(names, [("msg", 1), ("other", 1)]);
+    }
+}
