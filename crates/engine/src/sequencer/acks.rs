@@ -1,5 +1,6 @@
 //! Acknowledgement levels and value at risk through the sequencer, on a disk that is slow or fails.
 
+use super::reply::WAITING_MANY;
 use super::tests::on;
 use super::*;
 use crate::command::UpdateStatement;
@@ -24,7 +25,10 @@ struct Bench {
 }
 
 fn bench(risk: Option<RiskPolicy>, fields: &[&str]) -> Bench {
-    let disk = SimDisk::new(1);
+    bench_on(SimDisk::new(1), risk, fields)
+}
+
+fn bench_on(disk: SimDisk, risk: Option<RiskPolicy>, fields: &[&str]) -> Bench {
     let options =
         Options { sync: SyncPolicy::Never, risk: risk.clone(), segment_bytes: 1 << 20, ..Options::default() };
     let (journal, writer, _) = Journal::open_on(Arc::new(disk.clone()), options).unwrap();
@@ -310,7 +314,7 @@ fn a_failed_disk_acknowledges_what_is_written_and_nothing_else() {
 
 #[test]
 fn a_refused_batch_does_not_take_back_what_was_written_before() {
-    let mut bench = bench(None, &[]);
+    let mut bench = bench_on(SimDisk::unmapped(1), None, &[]);
     let deferred = Ack { deferred: true, ..Ack::SYNCED };
     let mut early = bench.one(insert(1, deferred));
     let owed = early.try_recv().unwrap().unwrap().receipt.owed;
@@ -330,7 +334,7 @@ fn callers_that_have_gone_are_forgotten() {
     for id in 1..=3 * WAITING_MANY as i64 {
         drop(bench.one(insert(id, Ack::SYNCED)));
     }
-    let waiting = bench.sequencer.waiters.0.lock().replies.len();
+    let waiting = bench.sequencer.waiters.count();
     assert!((1..=WAITING_MANY + 1).contains(&waiting), "{waiting}");
     drop(_paused);
     assert_eq!(soon(&mut stays), Ok((Level::Sync, false)));
