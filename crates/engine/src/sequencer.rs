@@ -36,7 +36,7 @@ use crate::effects::{BatchEncoder, CollectionNumber, Effect, RecordNumber};
 use crate::event::{Event, Uuid, key_of};
 use crate::feed::Feed;
 use crate::limits::{self, Disk, Memory};
-use crate::log::{Claim, CommitError, CommitLog, Worth};
+use crate::log::{CommitError, CommitLog, Worth};
 use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::risk::Valuation;
@@ -50,7 +50,7 @@ use rockdove_documents::{Doc, Error, Result, Timestamp, code};
 use rockdove_journal::Level;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 /// Most requests in one batch.
 const BATCH_REQUESTS_MAX: usize = 512;

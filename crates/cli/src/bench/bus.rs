@@ -19,7 +19,7 @@ Examples:
   rockdove bench bus latency --uri 'ours=mongodb://127.0.0.1:27017/?replicaSet=rs0' --uri mongodb://127.0.0.1:17017
   rockdove bench bus ramp 50:25:20 --until 150 --layout dual-channel --json a.json --html a.html
   rockdove bench bus one-way --senders 4 --size 1024
-  rockdove bench bus latency --exclusive --receivers 3 --work 5ms
+  rockdove bench bus exclusive --receivers 3 --work 5ms
   rockdove bench bus-compare a.json b.json
 
 Columns:
@@ -38,6 +38,9 @@ Servers get their messages in the database rockdove_bench, on a queue of its own
 
 /// Longest text of a message: with the other fields it has to fit into a document of 16 MiB.
 const SIZE_MAX: i64 = 16_000_000;
+
+/// Sending nodes of a ramp: as many as the published measurements of Morphium on PoppyDB had.
+const RAMP_SENDERS: u16 = 15;
 
 /// Arguments of `bench bus`.
 #[derive(Debug, Args)]
@@ -62,6 +65,15 @@ enum Load {
     },
     /// Requests at a fixed rate
     Latency {
+        /// Requests a second
+        #[arg(long, default_value_t = 100.0, value_parser = rate)]
+        rate: f64,
+        /// Seconds
+        #[arg(long, default_value_t = 20.0, value_parser = seconds)]
+        seconds: f64,
+    },
+    /// Requests at a fixed rate, each for one of the receivers: the same as `latency --exclusive`
+    Exclusive {
         /// Requests a second
         #[arg(long, default_value_t = 100.0, value_parser = rate)]
         rate: f64,
@@ -115,9 +127,9 @@ struct Options {
     /// Bytes of a message's text
     #[arg(long, default_value_t = 256, global = true, value_parser = clap::value_parser!(u32).range(..=SIZE_MAX))]
     size: u32,
-    /// Sending nodes
-    #[arg(long, default_value_t = 1, global = true, value_parser = clap::value_parser!(u16).range(1..))]
-    senders: u16,
+    /// Sending nodes [default: 15 for ramp, else 1]
+    #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..))]
+    senders: Option<u16>,
     /// Receiving nodes; 0, for messages without answers, measures how they are accepted
     #[arg(long, default_value_t = 1, global = true)]
     receivers: u16,
@@ -147,14 +159,14 @@ struct Options {
 impl BusBench {
     /// Carries out what was asked for and prints it.
     pub async fn run(self) -> Result<()> {
-        let (options, profile) = (self.options, self.load.profile());
+        let options = self.options;
         let targets: Vec<Target> = options
             .targets
             .iter()
             .cloned()
             .map(|target| Target { relayed: options.relay, ..target })
             .collect();
-        let plan = options.plan(profile);
+        let plan = options.plan(&self.load);
         if plan.receivers == 0 && plan.stages().iter().any(|stage| stage.answered) {
             bail!("requests need a receiver: --receivers 1");
         }
@@ -198,7 +210,9 @@ impl Load {
             Load::Ramp { ramp: Ramp { start, step, seconds }, until } => {
                 Profile::Ramp { start, step, seconds, until }
             }
-            Load::Latency { rate, seconds } => Profile::Latency { rate, seconds },
+            Load::Latency { rate, seconds } | Load::Exclusive { rate, seconds } => {
+                Profile::Latency { rate, seconds }
+            }
             Load::OneWay { rate, seconds } => Profile::OneWay { rate, seconds },
             Load::Max { window, seconds } => Profile::Max { window: window.into(), seconds },
             Load::Bulk { batch, seconds } => Profile::Bulk { batch: batch.into(), seconds },
@@ -207,14 +221,15 @@ impl Load {
 }
 
 impl Options {
-    fn plan(&self, profile: Profile) -> Plan {
+    fn plan(&self, load: &Load) -> Plan {
+        let senders = if matches!(load, Load::Ramp { .. }) { RAMP_SENDERS } else { 1 };
         Plan {
-            profile,
+            profile: load.profile(),
             layout: self.layout.implementation().into(),
-            exclusive: self.exclusive,
+            exclusive: self.exclusive || matches!(load, Load::Exclusive { .. }),
             polling: self.polling,
             payload_bytes: self.size as usize,
-            senders: self.senders.into(),
+            senders: self.senders.unwrap_or(senders).into(),
             receivers: self.receivers.into(),
             work: self.work,
             timeout: self.timeout,

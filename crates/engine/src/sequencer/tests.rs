@@ -3,12 +3,14 @@
 use super::*;
 use crate::command::{DeleteStatement, UpdateStatement};
 use crate::effects::BatchDecoder;
+use crate::log::Claim;
 use parking_lot::Mutex;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::update::Update;
 use rockdove_documents::{Value, doc};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// A log on a disk that can be full, or worse.
 #[derive(Clone)]
