@@ -30,9 +30,10 @@ enum Exchange {
     Event,
 }
 
-/// Measures `ours` against `theirs`; medians of the rounds' medians, as ratios.
-pub fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
-    let (mut ours, mut theirs) = (Peer::connect(ours)?, Peer::connect(theirs)?);
+/// Measures `ours` against `theirs`; medians of the rounds' medians, as ratios. The client sleeps while it waits for a
+/// reply, as drivers do, or is `awake`.
+pub fn servers(ours: &str, theirs: &str, exchanges: usize, awake: bool) -> Result<Report> {
+    let (mut ours, mut theirs) = (Peer::connect(ours, awake)?, Peer::connect(theirs, awake)?);
     let mut report = Report::default();
     for (name, exchange, limit) in [
         ("insert", Exchange::Insert, 0.5),
@@ -56,19 +57,20 @@ pub fn servers(ours: &str, theirs: &str, exchanges: usize) -> Result<Report> {
 /// A server, and what was done with it so far.
 struct Peer {
     address: SocketAddr,
+    awake: bool,
     connection: Raw,
     /// Documents inserted so far: the number of the next one.
     inserted: u64,
 }
 
 impl Peer {
-    fn connect(uri: &str) -> Result<Peer> {
+    fn connect(uri: &str, awake: bool) -> Result<Peer> {
         let address = resolve(uri)?;
-        let mut connection = greet(address).with_context(|| format!("the server at {uri}"))?;
+        let mut connection = greet(address, awake).with_context(|| format!("the server at {uri}"))?;
         // A database that is not there may be an error, by the protocol; what must not stay is told by the inserts.
         connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE }))?;
         connection.receive()?;
-        Ok(Peer { address, connection, inserted: 0 })
+        Ok(Peer { address, awake, connection, inserted: 0 })
     }
 
     fn next_document(&mut self) -> Doc {
@@ -79,7 +81,7 @@ impl Peer {
     fn median(&mut self, exchange: Exchange, exchanges: usize) -> Result<f64> {
         let mut times = Vec::with_capacity(exchanges);
         let mut stream = match exchange {
-            Exchange::Event => Some(Stream::open(self.address)?),
+            Exchange::Event => Some(Stream::open(self.address, self.awake)?),
             _ => None,
         };
         let begun = Instant::now();
@@ -160,8 +162,8 @@ struct Stream {
 }
 
 impl Stream {
-    fn open(address: SocketAddr) -> Result<Stream> {
-        let mut connection = greet(address)?;
+    fn open(address: SocketAddr, awake: bool) -> Result<Stream> {
+        let mut connection = greet(address, awake)?;
         let watch = doc! {
             "aggregate": COLLECTION, "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": DATABASE,
         };
@@ -190,8 +192,11 @@ impl Stream {
 }
 
 /// A connection after its handshake.
-fn greet(address: SocketAddr) -> Result<Raw> {
+fn greet(address: SocketAddr, awake: bool) -> Result<Raw> {
     let mut connection = Raw::connect(address)?;
+    if awake {
+        connection.stay_awake()?;
+    }
     connection.run(&doc! { "hello": 1, "$db": "admin" })?;
     Ok(connection)
 }

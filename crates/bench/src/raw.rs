@@ -7,9 +7,9 @@
 use anyhow::{Context, Result, bail};
 use rockdove_documents::{Doc, Value};
 use rockdove_mongo::codec::{self, Flags, Header, MESSAGE_BYTES_MAX, MSG_HEAD_BYTES};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// No reply takes longer than this, unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,6 +18,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Raw {
     stream: TcpStream,
     reply: Vec<u8>,
+    /// Whether it looks for replies all the time instead of sleeping until there is one.
+    awake: bool,
 }
 
 impl Raw {
@@ -27,20 +29,54 @@ impl Raw {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
-        Ok(Raw { stream, reply: Vec::new() })
+        Ok(Raw { stream, reply: Vec::new(), awake: false })
+    }
+
+    /// From now on looks for replies all the time: what it takes to wake a thread up is not measured then, and that can be
+    /// longer than all else, and different from one exchange to the next.
+    pub fn stay_awake(&mut self) -> Result<()> {
+        self.awake = true;
+        Ok(self.stream.set_nonblocking(true)?)
     }
 
     /// Sends a frame.
     pub fn send(&mut self, frame: &[u8]) -> Result<()> {
-        self.stream.write_all(frame).context("sending a request")
+        let mut rest = frame;
+        let begun = Instant::now();
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(error) => self.look_again(error, begun).context("sending a request")?,
+            }
+        }
+        Ok(())
     }
 
     /// Receives a frame and keeps it.
     pub fn receive(&mut self) -> Result<()> {
         self.reply.resize(Header::SIZE, 0);
-        self.stream.read_exact(&mut self.reply).context("waiting for a reply")?;
+        self.fill(0).context("waiting for a reply")?;
         self.reply.resize(frame_length(&self.reply)?, 0);
-        self.stream.read_exact(&mut self.reply[Header::SIZE..]).context("reading a reply")
+        self.fill(Header::SIZE).context("reading a reply")
+    }
+
+    /// Reads until the reply is full from `at` on.
+    fn fill(&mut self, mut at: usize) -> Result<()> {
+        let begun = Instant::now();
+        while at < self.reply.len() {
+            match self.stream.read(&mut self.reply[at..]) {
+                Ok(0) => bail!("the server closed the connection"),
+                Ok(count) => at += count,
+                Err(error) => self.look_again(error, begun)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the failed call is to be repeated.
+    fn look_again(&self, error: std::io::Error, begun: Instant) -> Result<()> {
+        let is_early = self.awake && error.kind() == ErrorKind::WouldBlock && begun.elapsed() < LIMIT;
+        if is_early || error.kind() == ErrorKind::Interrupted { Ok(()) } else { Err(error.into()) }
     }
 
     /// The document of the frame received last.

@@ -7,7 +7,7 @@ use crate::{output, payload};
 use anyhow::Context;
 use bson::Bson;
 use clap::Parser;
-use rockdove::{Bus, BusBuilder, Incomer, Message, Reject};
+use rockdove::{Bus, BusBuilder, Incomer, Message, Reject, SendError};
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -84,10 +84,13 @@ async fn answer(bus: &Bus, request: Incomer, args: &Args) -> anyhow::Result<()> 
                 request.answer(answer);
             }
             Some(options) => {
-                // What fails is an error of the command; the request is given back.
-                let sent = bus.send_answer_with(&request, answer, options).await?;
+                // What fails is an error of the command; the request is given back, unless its answer is there.
+                let sent = bus.send_answer_with(&request, answer, options).await;
+                if matches!(sent, Ok(_) | Err(SendError::NotAcknowledged(_))) {
+                    request.done();
+                }
+                let sent = sent?;
                 eprintln!("rockdove: answer acknowledged: {}", output::reached(sent.ack, sent.degraded));
-                request.done();
             }
         },
         Err(error) => {

@@ -33,7 +33,7 @@ pub enum BackendErrorKind {
     IndexConflict,
     /// The collection is not there.
     Missing,
-    /// It does not know the level of acknowledgement that was asked for; nothing was done.
+    /// It cannot do that, such as to acknowledge at the level that was asked for; nothing was done.
     Unsupported,
     /// It was done, but not acknowledged as asked for, and will not be.
     NotAcknowledged,
@@ -105,6 +105,18 @@ pub struct Inserted {
     pub level: Level,
     /// Whether there are fewer copies than were asked for.
     pub degraded: bool,
+}
+
+/// What [`Backend::claim`] came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claimed {
+    /// The lock was inserted.
+    Locked {
+        /// Whether a document matched, and was updated.
+        marked: bool,
+    },
+    /// There is a lock already; nothing was done.
+    Held,
 }
 
 /// One document of a bulk insert that was not inserted.
@@ -205,7 +217,7 @@ pub trait Backend: Send + Sync + 'static {
     fn insert<'a>(
         &'a self,
         collection: &'a str,
-        documents: Vec<Document>,
+        documents: &'a [Document],
         durability: Durability,
     ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>>;
 
@@ -237,6 +249,22 @@ pub trait Backend: Send + Sync + 'static {
         update: Document,
         upsert: bool,
     ) -> BoxFuture<'a, BackendResult<Updated>>;
+
+    /// Inserts a lock and, if there was none with its id, updates one document of another collection: both in one call.
+    /// The error is [`Unsupported`](BackendErrorKind::Unsupported) where that is not possible, as it is by default;
+    /// nothing was done then.
+    fn claim<'a>(
+        &'a self,
+        locks: &'a str,
+        lock: Document,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+        let _ = (locks, lock, collection, filter, update);
+        let text = "this back end cannot lock and mark in one call";
+        futures_util::future::ready(Err(BackendError::new(BackendErrorKind::Unsupported, text))).boxed()
+    }
 
     /// Deletes every matching document; how many.
     fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>>;

@@ -4,8 +4,8 @@
 //! overflow the stack. Every call has a hard time limit, because a frozen host never closes its connections.
 
 use crate::backend::{
-    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
+    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Claimed, Durability, Feed,
+    Find, InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
 };
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::future::BoxFuture;
@@ -21,7 +21,7 @@ use mongodb::{Client, Collection, Database, IndexModel};
 use parking_lot::Mutex;
 use rockdove_engine::Level;
 use rockdove_messages::{IndexDefinition, MessageId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -43,18 +43,28 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Events per stream reply.
 const STREAM_BATCH: u32 = 100;
-/// The code of a command with a field that the server does not know.
-const UNKNOWN_FIELD: i32 = 40415;
+/// The wire version from which every server knows `bulkWrite` (MongoDB 8.0).
+const BULK_WIRE_VERSION: i32 = 25;
+/// A server that does not know the levels, or not the one it was asked for: `IDLUnknownField`, `InvalidOptions`.
+const REFUSED_LEVEL: [i32; 2] = [40415, 72];
 
 /// A database on a MongoDB-compatible server.
 #[derive(Clone, Debug)]
 pub struct DriverBackend {
     database: Database,
     servers: Servers,
-    levels: Arc<Mutex<Option<Levels>>>,
+    knowledge: Arc<Mutex<Option<Knowledge>>>,
 }
 
-/// What the server knows of acknowledgement levels, as its `hello` says.
+/// What the server knows beyond what every server does, as its `hello` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Knowledge {
+    levels: Levels,
+    /// `bulkWrite`: writes to several collections in one call.
+    bulk: bool,
+}
+
+/// Acknowledgement levels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Levels {
     /// Write concerns.
@@ -113,7 +123,7 @@ impl DriverBackend {
         let noting = servers.clone();
         options.sdam_event_handler = Some(EventHandler::callback(move |event| noting.note(&event)));
         let client = Client::with_options(options).map_err(convert)?;
-        Ok(Self { database: client.database(&name), servers, levels: Arc::default() })
+        Ok(Self { database: client.database(&name), servers, knowledge: Arc::default() })
     }
 
     /// Waits until a server answers. The error is [`Transient`](BackendErrorKind::Transient), and says who does not
@@ -152,18 +162,15 @@ impl DriverBackend {
 
     /// Uses a database handle of the application.
     pub fn new(database: Database) -> Self {
-        Self { database, servers: Servers::default(), levels: Arc::default() }
+        Self { database, servers: Servers::default(), knowledge: Arc::default() }
     }
 
     fn collection(&self, name: &str) -> Collection<RawDocumentBuf> {
         self.database.collection(name)
     }
 
-    /// What the server knows; asked once, and again after it turned out to be another.
-    async fn levels(&self) -> BackendResult<Levels> {
-        if let Some(known) = *self.levels.lock() {
-            return Ok(known);
-        }
+    /// Asks the server what it knows.
+    async fn ask(&self) -> BackendResult<Knowledge> {
         let hello = self.database.run_command(doc! { "hello": 1 }).selection_criteria(primary());
         let hello = limited(hello.into_future()).await.map_err(LimitedError::into_backend)?;
         let levels = match hello.get_document("rockdove") {
@@ -172,39 +179,80 @@ impl DriverBackend {
             }
             _ => Levels::Concerns,
         };
-        *self.levels.lock() = Some(levels);
-        Ok(levels)
+        let version = hello.get_i32("maxWireVersion").unwrap_or_default();
+        let bulk = levels != Levels::Concerns || version >= BULK_WIRE_VERSION;
+        let knowledge = Knowledge { levels, bulk };
+        *self.knowledge.lock() = Some(knowledge);
+        Ok(knowledge)
     }
 
-    /// An insert as Rockdove takes it: the command itself, because no driver's insert has the field.
-    async fn insert_at(&self, collection: &str, document: Document, wish: Wish) -> BackendResult<Inserted> {
+    /// An insert at a level, by a server that knows so much.
+    async fn insert_by(
+        &self,
+        levels: Levels,
+        collection: &str,
+        document: &Document,
+        wish: Wish,
+    ) -> BackendResult<Inserted> {
+        match levels {
+            Levels::All => self.insert_at(collection, document, wish).await,
+            Levels::WithoutRisk if wish.level != Level::Risk => {
+                self.insert_at(collection, document, wish).await
+            }
+            Levels::WithoutRisk if wish.or_stricter => {
+                self.insert_at(collection, document, wish.without_risk()).await
+            }
+            Levels::Concerns if !wish.is_about_value() => {
+                self.insert_concerned(collection, document, wish.level).await
+            }
+            Levels::Concerns if wish.or_stricter => {
+                self.insert_concerned(collection, document, Level::QuorumSync).await
+            }
+            levels => {
+                let why = match levels {
+                    Levels::Concerns => "is no Rockdove and knows no value at risk",
+                    _ => "has no risk policy (`rockdove serve --risk-cap`)",
+                };
+                let text = format!(
+                    "the server {why}; allow a stricter level (`or_stricter`, `--or-stricter`) or ask for another"
+                );
+                Err(BackendError::new(BackendErrorKind::Unsupported, text))
+            }
+        }
+    }
+
+    /// An insert as Rockdove takes it: the command itself, because no driver's insert has the field. What a majority
+    /// comes to is the server's own affair (`rockdove serve --majority`), so that it is asked for by that name as well.
+    async fn insert_at(&self, collection: &str, document: &Document, wish: Wish) -> BackendResult<Inserted> {
         let mut asked = doc! { "ack": wish.level.name() };
         if let Some(value) = wish.value {
             asked.insert("value", i64::try_from(value).unwrap_or(i64::MAX));
         }
-        let command = doc! { "insert": collection, "documents": [document], "rockdove": asked };
+        let mut command = doc! { "insert": collection, "documents": [document], "rockdove": asked };
+        if wish.level == Level::Replicated {
+            command.insert("writeConcern", doc! { "w": "majority" });
+        }
         let run = self.database.run_raw_command(encode(&command)?).selection_criteria(primary());
         let reply = limited(run.into_future()).await.map_err(|error| match error {
-            // Another server has taken its place: it is asked what it knows when this is tried again.
-            LimitedError::Driver(error) if code_of(&error) == Some(UNKNOWN_FIELD) => {
-                *self.levels.lock() = None;
-                BackendError::new(BackendErrorKind::Transient, text_of(&error))
+            LimitedError::Driver(error)
+                if code_of(&error).is_some_and(|code| REFUSED_LEVEL.contains(&code)) =>
+            {
+                BackendError::new(BackendErrorKind::Unsupported, text_of(&error))
             }
             error => error.into_backend(),
         })?;
-        if let Ok(failed) = reply.get_document("writeConcernError") {
-            let number = failed.get_i32("code").unwrap_or_default();
-            let kind = match kind_of_code(number) {
-                Some(BackendErrorKind::Transient) => BackendErrorKind::Transient,
-                _ => BackendErrorKind::NotAcknowledged,
-            };
-            return Err(BackendError::new(kind, failed.get_str("errmsg").unwrap_or("write concern error")));
-        }
         let refused = reply.get_array("writeErrors").ok().and_then(|errors| errors.first()?.as_document());
         let refused = refused.map(|refused| {
             let kind = refused.get_i32("code").ok().and_then(kind_of_code).unwrap_or(BackendErrorKind::Other);
             BackendError::new(kind, refused.get_str("errmsg").unwrap_or("the insert was refused"))
         });
+        // A duplicate may be this very message, which is then not acknowledged either.
+        let is_there = refused.as_ref().is_none_or(|error| error.kind() == BackendErrorKind::DuplicateKey);
+        if let (Ok(failed), true) = (reply.get_document("writeConcernError"), is_there) {
+            let number = failed.get_i32("code").unwrap_or_default();
+            let kind = kind_of_concern(number);
+            return Err(BackendError::new(kind, failed.get_str("errmsg").unwrap_or("write concern error")));
+        }
         let told = reply.get_document("rockdove").ok();
         let level = told.and_then(|told| told.get_str("ack").ok()?.parse().ok());
         let level: Level = level.ok_or_else(|| {
@@ -218,24 +266,20 @@ impl DriverBackend {
     async fn insert_concerned(
         &self,
         collection: &str,
-        document: Document,
+        document: &Document,
         level: Level,
     ) -> BackendResult<Inserted> {
         let (concern, level) = concern_of(level);
         let collection = self.collection(collection);
-        let action = collection.insert_one(encode(&document)?).write_concern(concern);
+        let action = collection.insert_one(encode(document)?).write_concern(concern);
         let refused = match limited(action.into_future()).await {
             Ok(_) => None,
-            Err(LimitedError::Driver(error)) => match error.kind.as_ref() {
-                ErrorKind::Write(WriteFailure::WriteConcernError(concern))
-                    if kind_of_code(concern.code) != Some(BackendErrorKind::Transient) =>
-                {
-                    return Err(BackendError::new(BackendErrorKind::NotAcknowledged, text_of(&error)));
-                }
-                ErrorKind::Write(WriteFailure::WriteError(_)) => Some(convert(error)),
-                _ => return Err(convert(error)),
-            },
-            Err(LimitedError::Late) => return Err(late()),
+            Err(LimitedError::Driver(error))
+                if matches!(*error.kind, ErrorKind::Write(WriteFailure::WriteError(_))) =>
+            {
+                Some(convert(error))
+            }
+            Err(error) => return Err(error.into_backend()),
         };
         Ok(Inserted { refused, level, degraded: false })
     }
@@ -245,7 +289,7 @@ impl Backend for DriverBackend {
     fn insert<'a>(
         &'a self,
         collection: &'a str,
-        documents: Vec<Document>,
+        documents: &'a [Document],
         durability: Durability,
     ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
         let concern = (durability == Durability::Majority).then(WriteConcern::majority);
@@ -256,7 +300,7 @@ impl Backend for DriverBackend {
                 collection.insert_many(raw).ordered(false).optional(concern, |a, c| a.write_concern(c));
             match limited(action.into_future()).await {
                 Ok(_) => Ok(Vec::new()),
-                Err(LimitedError::Driver(error)) => insert_failures(error),
+                Err(LimitedError::Driver(error)) => insert_failures(error, documents.len()),
                 Err(LimitedError::Late) => Err(late()),
             }
         }
@@ -270,30 +314,16 @@ impl Backend for DriverBackend {
         wish: Wish,
     ) -> BoxFuture<'a, BackendResult<Inserted>> {
         async move {
-            match self.levels().await? {
-                Levels::All => self.insert_at(collection, document, wish).await,
-                Levels::WithoutRisk if wish.level != Level::Risk => {
-                    self.insert_at(collection, document, wish).await
-                }
-                Levels::WithoutRisk if wish.or_stricter => {
-                    self.insert_at(collection, document, wish.without_risk()).await
-                }
-                Levels::Concerns if !wish.is_about_value() => {
-                    self.insert_concerned(collection, document, wish.level).await
-                }
-                Levels::Concerns if wish.or_stricter => {
-                    self.insert_concerned(collection, document, Level::QuorumSync).await
-                }
-                levels => {
-                    let why = match levels {
-                        Levels::Concerns => "is no Rockdove and knows no value at risk",
-                        _ => "has no risk policy (`rockdove serve --risk-cap`)",
-                    };
-                    let text =
-                        format!("the server {why}; allow a stricter level (`or_stricter`, `--or-stricter`) or ask for another");
-                    Err(BackendError::new(BackendErrorKind::Unsupported, text))
+            let known = *self.knowledge.lock();
+            if let Some(known) = known {
+                match self.insert_by(known.levels, collection, &document, wish).await {
+                    // Nothing was done. The server may be another one than was asked, or know more since its restart.
+                    Err(error) if error.kind() == BackendErrorKind::Unsupported => {}
+                    result => return result,
                 }
             }
+            let known = self.ask().await?;
+            self.insert_by(known.levels, collection, &document, wish).await
         }
         .boxed()
     }
@@ -336,6 +366,57 @@ impl Backend for DriverBackend {
             let action = collection.update_one(filter, update).upsert(upsert);
             let result = limited(action.into_future()).await.map_err(LimitedError::into_backend)?;
             Ok(Updated { matched: result.matched_count, modified: result.modified_count })
+        }
+        .boxed()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        locks: &'a str,
+        lock: Document,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+        async move {
+            let known = *self.knowledge.lock();
+            let known = match known {
+                Some(known) => known,
+                None => self.ask().await?,
+            };
+            if !known.bulk {
+                let text = "the server cannot lock and mark in one call";
+                return Err(BackendError::new(BackendErrorKind::Unsupported, text));
+            }
+            let database = self.database.name();
+            let mut command = doc! {
+                "bulkWrite": 1,
+                "ops": [
+                    { "insert": 0, "document": lock },
+                    { "update": 1, "filter": filter, "updateMods": update },
+                ],
+                "nsInfo": [
+                    { "ns": format!("{database}.{locks}") },
+                    { "ns": format!("{database}.{collection}") },
+                ],
+                "ordered": true,
+            };
+            if let Some(concern) = self.database.write_concern() {
+                let concern = bson::serialize_to_bson(concern);
+                let other = |error| BackendError::with_source(BackendErrorKind::Other, error);
+                command.insert("writeConcern", concern.map_err(other)?);
+            }
+            let admin = self.database.client().database("admin");
+            let run = admin.run_raw_command(encode(&command)?).selection_criteria(primary());
+            match limited(run.into_future()).await.map_err(LimitedError::into_backend) {
+                Ok(reply) => read_claim(&reply),
+                Err(error) if error.is_transient() => Err(error),
+                // It does not know the command after all, or does not let us use it.
+                Err(error) => {
+                    *self.knowledge.lock() = Some(Knowledge { bulk: false, ..known });
+                    Err(BackendError::new(BackendErrorKind::Unsupported, error.to_string()))
+                }
+            }
         }
         .boxed()
     }
@@ -540,19 +621,58 @@ fn late() -> BackendError {
     BackendError::new(BackendErrorKind::Transient, "the server did not reply in time")
 }
 
-/// Unordered inserts report each failed document; anything else failed as a whole.
-fn insert_failures(error: Error) -> BackendResult<Vec<InsertFailure>> {
-    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return Err(convert(error)) };
-    if let Some(concern) = &many.write_concern_error {
-        // An election may be over when it is tried again; a disk that failed is not.
-        let kind = match kind_of_code(concern.code) {
-            Some(BackendErrorKind::Transient) => BackendErrorKind::Transient,
-            _ => BackendErrorKind::NotAcknowledged,
-        };
-        return Err(BackendError::new(kind, text_of(&error)));
+/// What a `bulkWrite` of a lock and a mark came to.
+fn read_claim(reply: &Document) -> BackendResult<Claimed> {
+    if let Ok(failed) = reply.get_document("writeConcernError")
+        && let kind = kind_of_concern(failed.get_i32("code").unwrap_or_default())
+        && kind == BackendErrorKind::Transient
+    {
+        return Err(BackendError::new(kind, failed.get_str("errmsg").unwrap_or("write concern error")));
     }
-    let failures: Vec<_> = many.write_errors.iter().flatten().map(insert_failure).collect();
+    let results = reply.get_document("cursor").and_then(|cursor| cursor.get_array("firstBatch"));
+    let result = |place: usize| results.as_ref().ok().and_then(|results| results.get(place)?.as_document());
+    let Some(lock) = result(0) else {
+        return Err(BackendError::new(BackendErrorKind::Malformed, "the server does not say what was done"));
+    };
+    match lock.get_i32("code").ok() {
+        None => {
+            let marked = result(1).is_some_and(|mark| mark.get_i32("n").is_ok_and(|count| count > 0));
+            Ok(Claimed::Locked { marked })
+        }
+        Some(code) => match kind_of_code(code).unwrap_or(BackendErrorKind::Other) {
+            BackendErrorKind::DuplicateKey => Ok(Claimed::Held),
+            kind => Err(BackendError::new(kind, lock.get_str("errmsg").unwrap_or("the lock was refused"))),
+        },
+    }
+}
+
+/// Unordered inserts report each failed document; anything else failed as a whole. `count` documents were to be
+/// inserted.
+fn insert_failures(error: Error, count: usize) -> BackendResult<Vec<InsertFailure>> {
+    let ErrorKind::InsertMany(many) = error.kind.as_ref() else { return Err(convert(error)) };
+    let mut failures: Vec<_> = many.write_errors.iter().flatten().map(insert_failure).collect();
+    if let Some(concern) = &many.write_concern_error {
+        let whole = BackendError::new(kind_of_concern(concern.code), concern.message.clone());
+        if whole.is_transient() || failures.is_empty() {
+            return Err(whole);
+        }
+        // Those that were refused are not there, whatever became of the others.
+        let refused: HashSet<_> = failures.iter().map(|failure| failure.index).collect();
+        failures.extend((0..count).filter(|index| !refused.contains(index)).map(|index| {
+            let error = BackendError::new(whole.kind(), concern.message.clone());
+            InsertFailure { index, error }
+        }));
+    }
     if failures.is_empty() { Err(convert(error)) } else { Ok(failures) }
+}
+
+/// A write that took effect and was not acknowledged as asked for. An election may be over when it is tried again; a disk
+/// that failed is not, nor is a copy that does not come there.
+fn kind_of_concern(code: i32) -> BackendErrorKind {
+    match kind_of_code(code) {
+        Some(BackendErrorKind::Transient) => BackendErrorKind::Transient,
+        _ => BackendErrorKind::NotAcknowledged,
+    }
 }
 
 fn insert_failure(error: &mongodb::error::IndexedWriteError) -> InsertFailure {
@@ -589,6 +709,9 @@ fn text_of(error: &Error) -> String {
 }
 
 fn kind_of(error: &Error) -> BackendErrorKind {
+    if let ErrorKind::Write(WriteFailure::WriteConcernError(concern)) = error.kind.as_ref() {
+        return kind_of_concern(concern.code);
+    }
     if let Some(kind) = code_of(error).and_then(kind_of_code) {
         return kind;
     }
@@ -610,7 +733,6 @@ fn code_of(error: &Error) -> Option<i32> {
     match error.kind.as_ref() {
         ErrorKind::Command(command) => Some(command.code),
         ErrorKind::Write(WriteFailure::WriteError(write)) => Some(write.code),
-        ErrorKind::Write(WriteFailure::WriteConcernError(concern)) => Some(concern.code),
         _ => None,
     }
 }

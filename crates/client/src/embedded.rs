@@ -4,8 +4,8 @@
 //! share one directory.
 
 use crate::backend::{
-    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Durability, Feed, Find,
-    InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
+    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Claimed, Durability, Feed,
+    Find, InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
 };
 use crate::bus::{Bus, BusBuilder};
 use crate::driver::DEFAULT_DATABASE;
@@ -92,9 +92,19 @@ impl Embedded {
         Namespace::new(&self.database, collection).map_err(convert)
     }
 
+    /// Carries out statements, each whatever becomes of the others.
     async fn write(&self, statements: Vec<Statement>, ack: Ack) -> BackendResult<(WriteReply, Acked)> {
+        self.write_as(statements, false, ack).await
+    }
+
+    async fn write_as(
+        &self,
+        statements: Vec<Statement>,
+        ordered: bool,
+        ack: Ack,
+    ) -> BackendResult<(WriteReply, Acked)> {
         let write =
-            Write { statements, ordered: false, retry: None, ack, bypass_validation: false, interrupt: None };
+            Write { statements, ordered, retry: None, ack, bypass_validation: false, interrupt: None };
         let reply = self.engine.write(write).await.map_err(convert)?;
         let not_acked =
             |error: &Error| BackendError::new(BackendErrorKind::NotAcknowledged, error.to_string());
@@ -172,15 +182,8 @@ impl Embedded {
             Some(token) => StartAt::After(read_token(token)?),
         };
         let stream = self.engine.watch(scope, View::default(), stages, pipeline, start).map_err(convert)?;
-        let token = decode(&self.engine.token_for_now())?;
-        let feed = EmbeddedFeed {
-            stream,
-            wait: watch.max_await,
-            events: VecDeque::new(),
-            after: token.clone(),
-            token,
-        };
-        Ok(Box::new(feed))
+        let (wait, after) = (watch.max_await, self.engine.token_for_now());
+        Ok(Box::new(EmbeddedFeed { stream, wait, events: VecDeque::new(), returned: None, after }))
     }
 }
 
@@ -188,7 +191,7 @@ impl Backend for Embedded {
     fn insert<'a>(
         &'a self,
         collection: &'a str,
-        documents: Vec<Document>,
+        documents: &'a [Document],
         _: Durability,
     ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
         async move {
@@ -247,6 +250,30 @@ impl Backend for Embedded {
                 Outcome::Updated { matched, modified, .. } => Ok(Updated { matched, modified }),
                 other => Err(unexpected(&other)),
             }
+        }
+        .boxed()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        locks: &'a str,
+        lock: Document,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+        async move {
+            let lock = self.insert_statement(locks, &lock)?;
+            let mark = self.update_statement(collection, &filter, &update, false)?;
+            let (reply, _) = self.write_as(vec![lock, mark], true, Ack::WRITTEN).await?;
+            let mut results = reply.results.into_iter();
+            match results.next() {
+                Some(Err(failed)) if failed.error.code == code::DUPLICATE_KEY => return Ok(Claimed::Held),
+                Some(Err(failed)) => return Err(convert(failed.error)),
+                _ => {}
+            }
+            let marked = matches!(results.next(), Some(Ok(Outcome::Updated { matched: 1.., .. })));
+            Ok(Claimed::Locked { marked })
         }
         .boxed()
     }
@@ -317,31 +344,24 @@ struct EmbeddedFeed {
     stream: ChangeStream,
     wait: Duration,
     events: VecDeque<Doc>,
-    /// Where to resume after what was returned.
-    token: Document,
+    /// The event that was returned last; `None` after an empty reply.
+    returned: Option<Doc>,
     /// Where to resume after what was taken.
-    after: Document,
+    after: Doc,
 }
 
 impl EmbeddedFeed {
     async fn take(&mut self) -> BackendResult<Option<ChangeEvent>> {
         if self.events.is_empty() {
             let batch = self.stream.next(BATCH_EVENTS, BATCH_BYTES, self.wait).await.map_err(convert)?;
-            self.after = decode(&batch.resume_token)?;
+            self.after = batch.resume_token;
             if batch.events.is_empty() && batch.ended {
                 return Err(BackendError::new(BackendErrorKind::HistoryLost, "the collection was dropped"));
             }
             self.events.extend(batch.events);
         }
-        let Some(event) = self.events.pop_front() else {
-            self.token.clone_from(&self.after);
-            return Ok(None);
-        };
-        match event.get("_id") {
-            Some(Value::Document(token)) => self.token = decode(&token.to_doc())?,
-            _ => self.token.clone_from(&self.after),
-        }
-        Ok(Some(read_event(&event)))
+        self.returned = self.events.pop_front();
+        Ok(self.returned.as_ref().map(read_event))
     }
 }
 
@@ -351,7 +371,11 @@ impl Feed for EmbeddedFeed {
     }
 
     fn resume_token(&self) -> Option<Bson> {
-        Some(Bson::Document(self.token.clone()))
+        let token = match self.returned.as_ref().and_then(|event| event.get("_id")) {
+            Some(Value::Document(token)) => decode(&token.to_doc()),
+            _ => decode(&self.after),
+        };
+        token.ok().map(Bson::Document)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::backend::{BackendError, BackendErrorKind, BackendResult, Change, Dura
 use crate::node::{CALL_RETRIES, Node};
 use crate::participants;
 use bson::{Bson, Document};
-use rockdove_messages::{Layout, camel, filter};
+use rockdove_messages::{Layout, MessageId, camel, filter};
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -96,24 +96,32 @@ async fn drop_watched(node: &Node, collection: &str, feed: Box<dyn Feed>) -> Bac
     let result = dropping.await.unwrap_or_else(|_| Err(late()));
     let mut arrived = Vec::new();
     let news = arrivals(node, collection, feed, &mut arrived);
-    if tokio::time::timeout(NEWS_LIMIT, news).await.is_err() && result.is_ok() {
+    if tokio::time::timeout(NEWS_LIMIT, news).await.is_err() {
+        if result.is_err() {
+            return result; // it was not dropped: what arrived is still there
+        }
         tracing::warn!(collection, "no news of the drop; what arrived meanwhile may be lost");
     }
     if !arrived.is_empty() {
         let count = arrived.len();
         tracing::info!(collection, count, "messages arrived while it was dropped; they are put back");
         // What is there after all, because the drop failed or an earlier try took effect, is refused as a duplicate.
-        let insert = || node.backend.insert(collection, arrived.clone(), Durability::Majority);
+        let insert = || node.backend.insert(collection, &arrived, Durability::Majority);
         node.retry(CALL_RETRIES, insert).await?;
     }
     result
 }
 
-/// What was inserted until the collection was dropped.
+/// What was inserted until the collection was dropped, and not removed.
 async fn arrivals(node: &Node, collection: &str, mut feed: Box<dyn Feed>, arrived: &mut Vec<Document>) {
     loop {
         match feed.next().await {
             Ok(Some(event)) if event.change == Change::Insert => arrived.extend(event.document),
+            Ok(Some(event)) if event.change == Change::Delete => {
+                // Its node is there again, and done with it.
+                let id_of = |document: &Document| document.get("_id").and_then(MessageId::from_bson);
+                arrived.retain(|document| id_of(document) != event.id);
+            }
             Ok(Some(event)) if event.change == Change::Dropped => return,
             Ok(_) => {}
             // The stream ends with its collection, on some servers without saying why; or it broke.

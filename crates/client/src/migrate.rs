@@ -507,7 +507,7 @@ impl Migration {
     /// False when a document with this id exists.
     async fn insert(&self, target: &str, document: Document) -> BackendResult<bool> {
         let node = self.node();
-        let insert = || node.backend.insert(target, vec![document.clone()], Durability::Majority);
+        let insert = || node.backend.insert(target, std::slice::from_ref(&document), Durability::Majority);
         match node.retry(CALL_RETRIES, insert).await?.into_iter().next() {
             None => Ok(true),
             Some(failure) if failure.error.kind() == BackendErrorKind::DuplicateKey => Ok(false),

@@ -27,10 +27,12 @@ impl Node {
         let message = self.prepare(message)?;
         registry::check(self, &message).await?;
         let document = message.to_document();
+        let mut unacknowledged = Unacknowledged::default();
         for target in self.targets(&message)? {
-            self.insert(&target, &document).await?;
+            unacknowledged.sort_out(self.insert(&target, &document).await)?;
             self.index_messages(&target).await; // afterwards: no answer waits for it
         }
+        unacknowledged.result()?;
         Ok(message.id.expect("prepare() sets the id"))
     }
 
@@ -41,14 +43,17 @@ impl Node {
         registry::check(self, &message).await?;
         let document = message.to_document();
         let mut weakest: Option<(Level, bool)> = None;
+        let mut unacknowledged = Unacknowledged::default();
         for target in self.targets(&message)? {
-            let (level, degraded) = self.insert_acked(&target, &document, wish).await?;
+            let inserted = self.insert_acked(&target, &document, wish).await;
+            let Some((level, degraded)) = unacknowledged.sort_out(inserted)? else { continue };
             weakest = Some(weakest.map_or((level, degraded), |(before, was_degraded)| {
                 let weaker = if before.stricter(level) == level { before } else { level };
                 (weaker, degraded || was_degraded)
             }));
             self.index_messages(&target).await;
         }
+        unacknowledged.result()?;
         let (ack, degraded) = weakest.unwrap_or((Level::Async, true));
         Ok(Sent { id: message.id.expect("prepare() sets the id"), ack, degraded })
     }
@@ -57,7 +62,8 @@ impl Node {
     pub(crate) async fn send_many(&self, messages: Vec<Message>) -> Result<Vec<MessageId>, SendManyError> {
         let total = messages.len();
         let (mut ids, mut failures) = (Vec::with_capacity(total), Vec::new());
-        let mut by_target: BTreeMap<String, Vec<(usize, Document)>> = BTreeMap::new();
+        // What goes where, and its place in the list.
+        let mut by_target: BTreeMap<String, (Vec<Document>, Vec<usize>)> = BTreeMap::new();
         for (place, message) in messages.into_iter().enumerate() {
             let prepared = match self.prepare(message) {
                 Ok(message) => registry::check(self, &message).await.map(|()| message),
@@ -66,17 +72,20 @@ impl Node {
             match prepared.and_then(|message| Ok((self.targets(&message)?, message))) {
                 Ok((targets, message)) => {
                     let document = message.to_document();
-                    for target in targets {
-                        by_target.entry(target).or_default().push((place, document.clone()));
+                    let copies = std::iter::repeat_n(document, targets.len());
+                    for (target, document) in targets.into_iter().zip(copies) {
+                        let (documents, places) = by_target.entry(target).or_default();
+                        documents.push(document);
+                        places.push(place);
                     }
                     ids.extend(message.id);
                 }
                 Err(error) => failures.push((place, error)),
             }
         }
-        for (target, documents) in by_target {
-            for bulk in documents.chunks(BULK_MAX) {
-                self.insert_bulk(&target, bulk, &mut failures).await;
+        for (target, (documents, places)) in by_target {
+            for (documents, places) in documents.chunks(BULK_MAX).zip(places.chunks(BULK_MAX)) {
+                self.insert_bulk(&target, documents, places, &mut failures).await;
             }
             self.index_messages(&target).await;
         }
@@ -112,7 +121,7 @@ impl Node {
     }
 
     async fn insert(&self, target: &str, document: &Document) -> Result<(), SendError> {
-        let call = || self.backend.insert(target, vec![document.clone()], Durability::Majority);
+        let call = || self.backend.insert(target, std::slice::from_ref(document), Durability::Majority);
         let failures = self.retry(SEND_RETRIES, call).await.map_err(send_error)?;
         match failures.into_iter().next() {
             Some(failure) => self.settle(target, document, failure.error).await,
@@ -138,15 +147,16 @@ impl Node {
     async fn insert_bulk(
         &self,
         target: &str,
-        bulk: &[(usize, Document)],
+        documents: &[Document],
+        places: &[usize],
         failures: &mut Vec<(usize, SendError)>,
     ) {
-        let documents = || bulk.iter().map(|(_, document)| document.clone()).collect();
-        let call = || self.backend.insert(target, documents(), Durability::Majority);
+        let call = || self.backend.insert(target, documents, Durability::Majority);
         match self.retry(SEND_RETRIES, call).await {
             Ok(refused) => {
                 for failure in refused {
-                    let Some((place, document)) = bulk.get(failure.index) else { continue };
+                    let at = failure.index;
+                    let (Some(document), Some(place)) = (documents.get(at), places.get(at)) else { continue };
                     if let Err(error) = self.settle(target, document, failure.error).await {
                         failures.push((*place, error));
                     }
@@ -155,7 +165,7 @@ impl Node {
             Err(error) => {
                 let message = error.to_string();
                 let again = || send_error(BackendError::new(error.kind(), message.clone()));
-                failures.extend(bulk.iter().map(|(place, _)| (*place, again())));
+                failures.extend(places.iter().map(|place| (*place, again())));
             }
         }
     }
@@ -172,6 +182,26 @@ impl Node {
         let same = |field| stored.first().is_some_and(|stored| stored.get(field) == document.get(field));
         let ours = ["sender", "timestamp", "topic", "sender_host"].into_iter().all(same);
         if ours { Ok(()) } else { Err(SendError::Duplicate(id)) }
+    }
+}
+
+/// A copy that was stored and not acknowledged keeps no other recipient from getting its own: the error comes at the end.
+#[derive(Default)]
+struct Unacknowledged(Option<SendError>);
+
+impl Unacknowledged {
+    fn sort_out<T>(&mut self, result: Result<T, SendError>) -> Result<Option<T>, SendError> {
+        match result {
+            Err(error @ SendError::NotAcknowledged(_)) => {
+                self.0.get_or_insert(error);
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
+    }
+
+    fn result(self) -> Result<(), SendError> {
+        self.0.map_or(Ok(()), Err)
     }
 }
 

@@ -143,7 +143,7 @@ struct Predicate {
 impl ExprPredicate for Predicate {
     fn holds(&self, doc: RawDoc<'_>) -> Result<bool> {
         let context = Context::new(doc, self.now_ms, self.cluster_time, &self.values)
-            .with_collation(self.collation.as_deref());
+            .with_collation(self.collation.as_ref());
         Ok(self.expr.eval(&context)?.is_true())
     }
 }
@@ -158,7 +158,7 @@ pub struct Context<'c> {
     pub(crate) now_ms: i64,
     pub(crate) cluster_time: Timestamp,
     /// How strings compare.
-    pub(crate) collation: Option<&'c Collation>,
+    pub(crate) collation: Option<&'c Arc<Collation>>,
     /// Values of the surrounding [`Variables`].
     pub(crate) values: &'c [Owned],
     /// Values of the variables that the expression binds, by slot; `None` is missing.
@@ -173,13 +173,13 @@ impl<'c> Context<'c> {
     }
 
     /// This context where strings compare by `collation`.
-    pub fn with_collation(self, collation: Option<&'c Collation>) -> Context<'c> {
+    pub fn with_collation(self, collation: Option<&'c Arc<Collation>>) -> Context<'c> {
         Context { collation, ..self }
     }
 
     /// Orders two values as the command's collation does.
     pub(crate) fn compare(&self, a: Value<'_>, b: Value<'_>) -> Ordering {
-        compare_with(a, b, self.collation)
+        compare_with(a, b, self.collation.map(Arc::as_ref))
     }
 
     /// The context for another document.

@@ -131,7 +131,7 @@ impl Environment {
 
     pub(crate) fn context<'c>(&'c self, root: RawDoc<'c>) -> Context<'c> {
         Context::new(root, self.now_ms, self.cluster_time, &self.values)
-            .with_collation(self.collation.as_deref())
+            .with_collation(self.collation.as_ref())
     }
 
     /// What a filter that was parsed without the variables' values is parsed with again.

@@ -44,6 +44,11 @@ impl Sort {
         Ok(Sort { pattern: KeyPattern::from_fields(fields).collated(collation), natural })
     }
 
+    /// The same order with text in that of a collation.
+    pub(crate) fn collated(self, collation: Option<Arc<Collation>>) -> Sort {
+        Sort { pattern: self.pattern.collated(collation), ..self }
+    }
+
     /// The fields, in order.
     pub fn fields(&self) -> &[KeyField] {
         self.pattern.fields()

@@ -130,8 +130,12 @@ async fn carry_out(
     };
     let mut at = engine.operation_time();
     let mut receipt = None::<Receipt>;
-    let last = found.records.chunks(PORTION).count().saturating_sub(1);
-    for (place, records) in found.records.chunks(PORTION).enumerate() {
+    let mut portions: Vec<_> = found.records.chunks(PORTION).collect();
+    if portions.is_empty() {
+        portions.push(&[]); // what was there before is to be as lasting as is asked: it may be from an earlier try
+    }
+    let last = portions.len() - 1;
+    for (place, records) in portions.into_iter().enumerate() {
         // The value of the write as a whole is at risk until its last part is safe.
         let value = if place == last { write.ack.value } else { 0 };
         let ack = Ack { value, ..write.ack };
@@ -143,12 +147,16 @@ async fn carry_out(
             ack,
             interrupt: write.interrupt.clone(),
         };
-        match engine.ask(|reply| Request::Portion(Box::new(portion), reply)).await? {
-            Ok((outcome, then, more)) => {
-                add(&mut total, outcome);
+        let result = match engine.ask(|reply| Request::Portion(Box::new(portion), reply)).await? {
+            Ok((result, then, more)) => {
                 at = then;
                 receipt = Some(receipt.map_or(more.clone(), |receipt| receipt.joined(more)));
+                result
             }
+            Err(error) => Err(error.into()),
+        };
+        match result {
+            Ok(outcome) => add(&mut total, outcome),
             Err(failed) if is_interruption(&failed.error) => return Err(failed.error),
             Err(failed) => return Ok(reply(Err(failed), at, receipt)),
         }

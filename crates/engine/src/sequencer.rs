@@ -330,9 +330,11 @@ impl Sequencer {
                 batch.replies.push((share, Reply::FindAndModify(to, done)));
             }
             Request::Portion(portion, to) => {
-                let begun = self.begin(portion.ack, batch).map_err(WriteError::from);
-                let done = begun.and_then(|()| statement::portion(self, &portion, batch));
-                let done = done.map(|outcome| (outcome, self.state.at(), Receipt::default()));
+                let begun = self.begin(portion.ack, batch);
+                let done = begun.map(|()| {
+                    let result = statement::portion(self, &portion, batch);
+                    (result, self.state.at(), Receipt::default())
+                });
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::Portion(to, done)));
             }
@@ -368,10 +370,10 @@ impl Sequencer {
     }
 
     /// The part that a request has in its batch, now that it is carried out. One that failed as a whole waits for
-    /// nothing.
+    /// nothing, unless what it met may be from an earlier try of its own.
     fn share(&self, is_done: bool, batch: &mut Batch) -> Share {
         let under_way = std::mem::take(&mut batch.under_way);
-        if !is_done {
+        if !is_done && !under_way.repeats {
             return Share::NONE;
         }
         let Ack { value: given, level: asked, deferred } = under_way.ack;
@@ -428,7 +430,7 @@ impl Sequencer {
                 let Stored::Outcome(outcome) = stored else { return Err(other_command(retry)) };
                 results.push(Ok(outcome));
                 retried.push(number);
-                if one.may_have_value(&self.valuation) {
+                if write.ack.value > 0 || one.may_have_value(&self.valuation) {
                     batch.note_repetition();
                 }
                 continue;
@@ -485,7 +487,7 @@ impl Sequencer {
             match self.recall(retry, statement_number(retry, 0), batch)? {
                 None => {}
                 Some(Stored::Found { value, found, upserted }) => {
-                    if self.valuation.covers(&command.ns) {
+                    if command.ack.value > 0 || self.valuation.covers(&command.ns) {
                         batch.note_repetition();
                     }
                     let (at, receipt) = (self.state.at(), Receipt::default());

@@ -76,3 +76,49 @@ async fn statements_in_portions_stay_within_the_cap() {
     assert_eq!(again.risk().unwrap().exposure.value, 0, "all that was found is on disk");
     bounded(again.close()).await.unwrap();
 }
+
+/// What was changed before, perhaps by an earlier try, is to be as lasting as is asked now.
+#[tokio::test]
+async fn statements_in_portions_wait_also_if_they_find_nothing_or_fail_midway() {
+    const COUNT: i32 = 1800;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(Options { sync: SyncPolicy::Never, ..Options::stored_in(dir.path()) }).await;
+    let documents =
+        (0..COUNT).map(|id| statement_insert(&ns(), doc! { "_id": id, "state": "new" })).collect();
+    bounded(engine.write(write_of(documents))).await.unwrap();
+    let finish = |ack| {
+        let (new, done) = (doc! { "state": "new" }, doc! { "$set": { "state": "done" } });
+        Write { ack, ..write_of(vec![statement_update(&ns(), new, done, true, false)]) }
+    };
+    assert_eq!(level(&bounded(engine.write(finish(Ack::WRITTEN))).await.unwrap()), (Level::Async, false));
+    let again = bounded(engine.write(finish(Ack::SYNCED))).await.unwrap();
+    assert_eq!(again.results, [Ok(Outcome::Updated { matched: 0, modified: 0, upserted: None })]);
+    assert_eq!(level(&again), (Level::Sync, false));
+
+    let unique = doc! { "key": { "k": 1 }, "name": "k_1", "unique": true, "sparse": true };
+    let indexes = Definition::CreateIndexes { ns: ns(), specs: vec![unique] };
+    bounded(engine.define(indexes, Ack::WRITTEN)).await.unwrap();
+    let same = statement_update(&ns(), doc! {}, doc! { "$set": { "k": 1 } }, true, false);
+    let failed = bounded(engine.write(Write { ack: Ack::SYNCED, ..write_of(vec![same]) })).await.unwrap();
+    let error = failed.results[0].as_ref().unwrap_err();
+    assert_eq!(error.error.code, code::DUPLICATE_KEY, "the second document");
+    assert_eq!(level(&failed), (Level::Sync, false), "the first document is changed");
+    bounded(engine.close()).await.unwrap();
+}
+
+/// Whether the first try's value was counted is not known when it is repeated.
+#[tokio::test]
+async fn a_repetition_with_a_value_is_acknowledged_when_all_is_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(capped(dir.path())).await;
+    let insert = || Write {
+        ack: Ack { value: 3, ..Ack::at(Level::Risk) },
+        retry: Some(Retry { session: b"s"[..].into(), number: 1, statements: vec![] }),
+        ..write_of(vec![statement_insert(&Namespace::new("db", "other").unwrap(), doc! { "_id": 1 })])
+    };
+    let first = bounded(engine.write(insert())).await.unwrap();
+    assert_eq!((level(&first).0, first.retried.len()), (Level::Async, 0), "within the cap");
+    let again = bounded(engine.write(insert())).await.unwrap();
+    assert_eq!((level(&again), again.retried.len()), ((Level::Sync, false), 1));
+    bounded(engine.close()).await.unwrap();
+}

@@ -37,37 +37,51 @@ pub enum DecodeError {
 
 impl Message {
     /// Reads a stored message.
-    pub fn from_document(mut document: Document) -> Result<Self, DecodeError> {
+    pub fn from_document(document: Document) -> Result<Self, DecodeError> {
         if let Some(field) = CAMEL_CASE_FIELDS.into_iter().find(|field| document.contains_key(field)) {
             return Err(DecodeError::CamelCase(field));
         }
-        let id = take(&mut document, "_id").and_then(|id| MessageId::from_bson(&id));
-        let name = text(&mut document, "name")?;
-        let topic = text(&mut document, "topic")?.or(name).ok_or(DecodeError::MissingTopic)?;
-        let class_name = text(&mut document, "class_name")?;
-        Ok(Self {
-            id: Some(id.ok_or(DecodeError::MissingId)?),
-            class_name: class_name.filter(|class| class != CLASS_NAME && class != CLASS_NAME_V5),
-            topic,
-            msg: text(&mut document, "msg")?,
-            value: text(&mut document, "value")?,
-            map_value: map(&mut document, "map_value")?,
-            additional: list(&mut document, "additional")?,
-            sender: text(&mut document, "sender")?.unwrap_or_default(),
-            sender_host: text(&mut document, "sender_host")?,
-            recipients: texts(&mut document, "recipients")?,
-            in_answer_to: take(&mut document, "in_answer_to").and_then(|id| MessageId::from_bson(&id)),
-            processed_by: texts(&mut document, "processed_by")?,
-            timestamp: number(&mut document, "timestamp")?.unwrap_or(0),
-            ttl: number(&mut document, "ttl")?.unwrap_or(0).max(0),
-            delete_at: number(&mut document, "delete_at")?,
-            timing_out: flag(&mut document, "timing_out")?.unwrap_or(true),
-            delete_after_processing: flag(&mut document, "delete_after_processing")?.unwrap_or(false),
-            delete_after_processing_time: small(&mut document, "delete_after_processing_time")?.unwrap_or(0),
-            priority: small(&mut document, "priority")?.unwrap_or(DEFAULT_PRIORITY),
-            exclusive: flag(&mut document, "exclusive")?.unwrap_or(false),
-            extra: document,
-        })
+        let mut message = Message::new("");
+        let (mut topic, mut name) = (None, None);
+        for (field, value) in document {
+            match field.as_str() {
+                "_id" => message.id = MessageId::from_bson(&value),
+                "name" => name = text("name", value)?,
+                "topic" => topic = text("topic", value)?,
+                "class_name" => {
+                    let class_name = text("class_name", value)?;
+                    message.class_name =
+                        class_name.filter(|class| class != CLASS_NAME && class != CLASS_NAME_V5);
+                }
+                "msg" => message.msg = text("msg", value)?,
+                "value" => message.value = text("value", value)?,
+                "map_value" => message.map_value = map("map_value", value)?,
+                "additional" => message.additional = list("additional", value)?,
+                "sender" => message.sender = text("sender", value)?.unwrap_or_default(),
+                "sender_host" => message.sender_host = text("sender_host", value)?,
+                "recipients" => message.recipients = texts("recipients", value)?,
+                "in_answer_to" => message.in_answer_to = MessageId::from_bson(&value),
+                "processed_by" => message.processed_by = texts("processed_by", value)?,
+                "timestamp" => message.timestamp = number("timestamp", value)?.unwrap_or(0),
+                "ttl" => message.ttl = number("ttl", value)?.unwrap_or(0).max(0),
+                "delete_at" => message.delete_at = number("delete_at", value)?,
+                "timing_out" => message.timing_out = flag("timing_out", value)?.unwrap_or(true),
+                "delete_after_processing" => {
+                    message.delete_after_processing =
+                        flag("delete_after_processing", value)?.unwrap_or(false);
+                }
+                "delete_after_processing_time" => {
+                    let time = small("delete_after_processing_time", value)?;
+                    message.delete_after_processing_time = time.unwrap_or(0);
+                }
+                "priority" => message.priority = small("priority", value)?.unwrap_or(DEFAULT_PRIORITY),
+                "exclusive" => message.exclusive = flag("exclusive", value)?.unwrap_or(false),
+                _ => drop(message.extra.insert(field, value)),
+            }
+        }
+        message.id.as_ref().ok_or(DecodeError::MissingId)?;
+        message.topic = topic.or(name).ok_or(DecodeError::MissingTopic)?;
+        Ok(message)
     }
 }
 
@@ -89,40 +103,45 @@ pub struct Head {
 impl Head {
     /// Reads the head of a message. Fields of a wrong type count as absent: the whole message is judged when its
     /// turn comes. `None` without usable `_id`.
-    pub fn from_document(mut document: Document) -> Option<Self> {
+    pub fn from_document(document: Document) -> Option<Self> {
+        let mut id = None;
+        let (mut priority, mut timestamp, mut in_answer_to, mut exclusive) = (None, None, None, None);
+        for (field, value) in document {
+            match field.as_str() {
+                "_id" => id = MessageId::from_bson(&value),
+                "priority" => priority = small("priority", value).ok().flatten(),
+                "timestamp" => timestamp = number("timestamp", value).ok().flatten(),
+                "in_answer_to" => in_answer_to = MessageId::from_bson(&value),
+                "exclusive" => exclusive = flag("exclusive", value).ok().flatten(),
+                _ => {}
+            }
+        }
         Some(Self {
-            id: MessageId::from_bson(&take(&mut document, "_id")?)?,
-            priority: small(&mut document, "priority").ok().flatten().unwrap_or(DEFAULT_PRIORITY),
-            timestamp: number(&mut document, "timestamp").ok().flatten().unwrap_or(0),
-            in_answer_to: take(&mut document, "in_answer_to").and_then(|id| MessageId::from_bson(&id)),
-            exclusive: flag(&mut document, "exclusive").ok().flatten().unwrap_or(false),
+            id: id?,
+            priority: priority.unwrap_or(DEFAULT_PRIORITY),
+            timestamp: timestamp.unwrap_or(0),
+            in_answer_to,
+            exclusive: exclusive.unwrap_or(false),
         })
     }
 }
 
-/// Removes a field; null and undefined count as absent.
-fn take(document: &mut Document, field: &str) -> Option<Bson> {
-    document.remove(field).filter(|value| !matches!(value, Bson::Null | Bson::Undefined))
-}
-
 /// A text field. Numbers and booleans are read as their text, as Java's mapper does.
-fn text(document: &mut Document, field: &'static str) -> Result<Option<String>, DecodeError> {
-    match take(document, field) {
-        None => Ok(None),
-        Some(Bson::String(text) | Bson::Symbol(text)) => Ok(Some(text)),
-        Some(value @ (Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) | Bson::Boolean(_))) => {
-            Ok(Some(value.to_string()))
-        }
-        Some(other) => Err(wrong(field, &other)),
+fn text(field: &'static str, value: Bson) -> Result<Option<String>, DecodeError> {
+    match value {
+        Bson::Null | Bson::Undefined => Ok(None),
+        Bson::String(text) | Bson::Symbol(text) => Ok(Some(text)),
+        Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) | Bson::Boolean(_) => Ok(Some(value.to_string())),
+        other => Err(wrong(field, &other)),
     }
 }
 
 /// An array of texts; a single text counts as an array of one.
-fn texts(document: &mut Document, field: &'static str) -> Result<Vec<String>, DecodeError> {
-    let values = match take(document, field) {
-        None => return Ok(Vec::new()),
-        Some(Bson::Array(values)) => values,
-        Some(single) => vec![single],
+fn texts(field: &'static str, value: Bson) -> Result<Vec<String>, DecodeError> {
+    let values = match value {
+        Bson::Null | Bson::Undefined => return Ok(Vec::new()),
+        Bson::Array(values) => values,
+        single => vec![single],
     };
     let text = |value| match value {
         Bson::String(text) => Ok(text),
@@ -131,46 +150,46 @@ fn texts(document: &mut Document, field: &'static str) -> Result<Vec<String>, De
     values.into_iter().filter(|value| *value != Bson::Null).map(text).collect()
 }
 
-fn map(document: &mut Document, field: &'static str) -> Result<Option<Document>, DecodeError> {
-    match take(document, field) {
-        None => Ok(None),
-        Some(Bson::Document(map)) => Ok(Some(map)),
-        Some(other) => Err(wrong(field, &other)),
+fn map(field: &'static str, value: Bson) -> Result<Option<Document>, DecodeError> {
+    match value {
+        Bson::Null | Bson::Undefined => Ok(None),
+        Bson::Document(map) => Ok(Some(map)),
+        other => Err(wrong(field, &other)),
     }
 }
 
-fn list(document: &mut Document, field: &'static str) -> Result<Option<Vec<Bson>>, DecodeError> {
-    match take(document, field) {
-        None => Ok(None),
-        Some(Bson::Array(list)) => Ok(Some(list)),
-        Some(other) => Err(wrong(field, &other)),
+fn list(field: &'static str, value: Bson) -> Result<Option<Vec<Bson>>, DecodeError> {
+    match value {
+        Bson::Null | Bson::Undefined => Ok(None),
+        Bson::Array(list) => Ok(Some(list)),
+        other => Err(wrong(field, &other)),
     }
 }
 
 /// Any numeric type or a date, as whole number (dates as ms since the epoch). Doubles are cut and saturate.
-fn number(document: &mut Document, field: &'static str) -> Result<Option<i64>, DecodeError> {
-    match take(document, field) {
-        None => Ok(None),
-        Some(Bson::Int32(value)) => Ok(Some(value.into())),
-        Some(Bson::Int64(value)) => Ok(Some(value)),
-        Some(Bson::Double(value)) => Ok(Some(value as i64)),
-        Some(Bson::DateTime(value)) => Ok(Some(value.timestamp_millis())),
-        Some(other) => Err(wrong(field, &other)),
+fn number(field: &'static str, value: Bson) -> Result<Option<i64>, DecodeError> {
+    match value {
+        Bson::Null | Bson::Undefined => Ok(None),
+        Bson::Int32(value) => Ok(Some(value.into())),
+        Bson::Int64(value) => Ok(Some(value)),
+        Bson::Double(value) => Ok(Some(value as i64)),
+        Bson::DateTime(value) => Ok(Some(value.timestamp_millis())),
+        other => Err(wrong(field, &other)),
     }
 }
 
-fn small(document: &mut Document, field: &'static str) -> Result<Option<i32>, DecodeError> {
+fn small(field: &'static str, value: Bson) -> Result<Option<i32>, DecodeError> {
     let saturate = |value: i64| value.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
-    Ok(number(document, field)?.map(saturate))
+    Ok(number(field, value)?.map(saturate))
 }
 
-fn flag(document: &mut Document, field: &'static str) -> Result<Option<bool>, DecodeError> {
-    match take(document, field) {
-        None => Ok(None),
-        Some(Bson::Boolean(value)) => Ok(Some(value)),
-        Some(Bson::Int32(value)) => Ok(Some(value != 0)),
-        Some(Bson::Int64(value)) => Ok(Some(value != 0)),
-        Some(other) => Err(wrong(field, &other)),
+fn flag(field: &'static str, value: Bson) -> Result<Option<bool>, DecodeError> {
+    match value {
+        Bson::Null | Bson::Undefined => Ok(None),
+        Bson::Boolean(value) => Ok(Some(value)),
+        Bson::Int32(value) => Ok(Some(value != 0)),
+        Bson::Int64(value) => Ok(Some(value != 0)),
+        other => Err(wrong(field, &other)),
     }
 }
 

@@ -91,6 +91,9 @@ enum Kind {
         /// Exchanges for each figure and round
         #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=EXCHANGES_MAX))]
         exchanges: u32,
+        /// The client never sleeps while it waits: leaves out the time to wake it up, of both servers
+        #[arg(long)]
+        awake: bool,
     },
     /// Load on the bus through the library: latency, throughput, losses
     Bus(BusBench),
@@ -133,8 +136,8 @@ impl Bench {
                 }
                 outcome.report
             }
-            Kind::Compare { ours, theirs, exchanges } => {
-                compare::servers(&ours, &theirs, exchanges as usize)?
+            Kind::Compare { ours, theirs, exchanges, awake } => {
+                compare::servers(&ours, &theirs, exchanges as usize, awake)?
             }
             Kind::Bus(bench) => return bench.run().await.map(|()| Exit::Done),
             Kind::BusCompare { first, second } => {

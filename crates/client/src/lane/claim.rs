@@ -1,7 +1,8 @@
 //! Marks, locks and removals: every change a node makes to a message after it was sent.
 //!
-//! An exclusive message is claimed in two steps. Inserting its lock keeps other nodes away; marking it *only if
-//! nobody marked it* decides. The mark precedes the listener, so that exactly-once does not depend on the lock:
+//! An exclusive message is claimed in two steps, which are one call where the server can do that. Inserting its lock keeps
+//! other nodes away; marking it *only if nobody marked it* decides. The mark precedes the listener, so that exactly-once
+//! does not depend on the lock:
 //!
 //! ```text
 //!  lock inserted ─► marked, if unmarked ─► listener ─► lock deleted; or, if it is to be removed, see `kept`
@@ -16,7 +17,7 @@
 
 use super::Lane;
 use super::process::{Heard, Read};
-use crate::backend::{BackendErrorKind, BackendResult, Durability, Find, Updated};
+use crate::backend::{BackendErrorKind, BackendResult, Claimed, Durability, Find, Updated};
 use crate::clock;
 use crate::core::Outcome;
 use crate::listen::Resolution;
@@ -41,15 +42,13 @@ impl Lane {
     /// A message exactly one node may process.
     pub(super) async fn deliver_exclusive(self: &Arc<Self>, message: Arc<Message>) -> Outcome {
         let Some(id) = &message.id else { return Outcome::Poison };
-        if let Some(locks) = &self.locks {
-            match self.lock(locks, id, &message).await {
-                Claim::Ours => {}
-                Claim::Lost => return Outcome::Lost,
-                Claim::Over => return Outcome::Taken,
-                Claim::Failed => return Outcome::Retry,
-            }
-        }
-        let claim = self.mark_unmarked(id).await;
+        let claim = match &self.locks {
+            None => self.mark_unmarked(id, false).await,
+            Some(locks) => match self.lock_and_mark(locks, id, &message).await {
+                Ok(claim) => claim,
+                Err(outcome) => return outcome,
+            },
+        };
         let outcome = match claim {
             Claim::Ours => self.run_claimed(&message).await,
             Claim::Over | Claim::Lost => Outcome::Taken,
@@ -83,19 +82,45 @@ impl Lane {
         outcome
     }
 
-    /// Inserts the lock. A lock that carries our id already is ours: an earlier insert of this task took effect
-    /// although it reported an error, or an earlier life of this node left it. No other task of this node can
-    /// hold it, because a message is in progress once. Whose it is is not asked at the first attempt: then it is
-    /// almost always another node's, which was a little faster.
-    async fn lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
+    /// Locks, and marks if nobody did. An error without the lock.
+    async fn lock_and_mark(&self, locks: &str, id: &MessageId, message: &Message) -> Result<Claim, Outcome> {
         let now = self.node.now_ms();
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone(), processed: None };
-        let document = lock.to_document();
+        let lock = lock.to_document();
+        let (unmarked, mark) = (filter::unmarked(id), filter::mark(&self.node.me));
+        let at_once = self.node.backend.claim(locks, lock.clone(), &self.collection, unmarked, mark).await;
+        let mut some_failed = false;
+        let locked = match at_once {
+            Ok(Claimed::Locked { marked: true }) => return Ok(Claim::Ours),
+            Ok(Claimed::Locked { marked: false }) => Claim::Ours,
+            Ok(Claimed::Held) => self.held(locks, id, message, false).await,
+            Err(error) => {
+                some_failed = error.kind() != BackendErrorKind::Unsupported;
+                self.lock(locks, id, message, lock, some_failed).await
+            }
+        };
+        match locked {
+            Claim::Ours => Ok(self.mark_unmarked(id, some_failed).await),
+            Claim::Lost => Err(Outcome::Lost),
+            Claim::Over => Err(Outcome::Taken),
+            Claim::Failed => Err(Outcome::Retry),
+        }
+    }
+
+    /// Inserts the lock. `some_failed`: something failed before that may have taken effect.
+    async fn lock(
+        &self,
+        locks: &str,
+        id: &MessageId,
+        message: &Message,
+        document: Document,
+        some_failed: bool,
+    ) -> Claim {
         let mut tries = 0;
         let insert = || {
             tries += 1;
-            self.node.backend.insert(locks, vec![document.clone()], Durability::ServerDefault)
+            self.node.backend.insert(locks, std::slice::from_ref(&document), Durability::ServerDefault)
         };
         let failure = match self.node.retry(CALL_RETRIES, insert).await {
             Ok(failures) => match failures.into_iter().next() {
@@ -104,14 +129,25 @@ impl Lane {
             },
             Err(error) => error,
         };
+        if failure.kind() == BackendErrorKind::NotAcknowledged {
+            return self.read_lock(locks, id, message).await; // it is there, unless another node's was
+        }
         if failure.kind() == BackendErrorKind::DuplicateKey {
-            if tries == 1 && !self.core.lock().was_lost(id) {
-                return Claim::Lost;
-            }
-            return self.read_lock(locks, id, message).await;
+            return self.held(locks, id, message, some_failed || tries > 1).await;
         }
         tracing::warn!(%id, error = %failure, "a message cannot be locked");
         Claim::Failed
+    }
+
+    /// There is a lock. One that carries our id is ours: an earlier insert of this task took effect although it reported
+    /// an error, or an earlier life of this node left it. No other task of this node can hold it, because a message is in
+    /// progress once. Whose it is is not asked at the first attempt, unless one failed: then it is almost always another
+    /// node's, which was a little faster.
+    async fn held(&self, locks: &str, id: &MessageId, message: &Message, some_failed: bool) -> Claim {
+        if !some_failed && !self.core.lock().was_lost(id) {
+            return Claim::Lost;
+        }
+        self.read_lock(locks, id, message).await
     }
 
     async fn read_lock(&self, locks: &str, id: &MessageId, message: &Message) -> Claim {
@@ -141,8 +177,8 @@ impl Lane {
     }
 
     /// Marks an exclusive message if nobody has: one atomic step. It is tried until its result is known: a mark that was
-    /// given up, and had taken effect, would keep the message from everybody.
-    async fn mark_unmarked(&self, id: &MessageId) -> Claim {
+    /// given up, and had taken effect, would keep the message from everybody. `some_failed`: one failed before.
+    async fn mark_unmarked(&self, id: &MessageId, some_failed: bool) -> Claim {
         let mut tries = 0;
         let update = || {
             tries += 1;
@@ -150,8 +186,9 @@ impl Lane {
         };
         match self.node.retry(WHILE_RUNNING, update).await {
             Ok(updated) if updated.matched > 0 => Claim::Ours,
-            Ok(_) => self.was_it_us(id, tries).await,
+            Ok(_) => self.was_it_us(id, some_failed || tries > 1).await,
             Err(error) if error.is_transient() => Claim::Failed,
+            Err(error) if error.kind() == BackendErrorKind::NotAcknowledged => self.was_it_us(id, true).await,
             Err(_) => {
                 if self.repair(id).await {
                     Claim::Ours
@@ -162,12 +199,12 @@ impl Lane {
         }
     }
 
-    /// Nothing was unmarked any more. The mark is ours, and not from a run that is over, when an earlier try of this
-    /// call took effect although it reported an error; the driver may have made that try without telling.
-    async fn was_it_us(&self, id: &MessageId, tries: u32) -> Claim {
+    /// Nothing is unmarked any more. The mark is ours, and not from a run that is over, when a try of this call took effect
+    /// although it reported an error; the driver may have made one without telling.
+    async fn was_it_us(&self, id: &MessageId, some_failed: bool) -> Claim {
         match self.read(id, WHILE_RUNNING).await {
             Read::Found(message) if message.processed_by == [self.node.me.as_str()] => {
-                let over = tries == 1 && self.core.lock().was_processed(id, clock::now());
+                let over = !some_failed && self.core.lock().was_processed(id, clock::now());
                 if over { Claim::Over } else { Claim::Ours }
             }
             Read::Found(_) | Read::Gone | Read::Poison => Claim::Over,
@@ -181,6 +218,7 @@ impl Lane {
         let update = || self.update(filter::by_id(id), filter::mark(&self.node.me));
         let marked = match self.node.retry(CALL_RETRIES, update).await {
             Ok(_) => true,
+            Err(error) if error.kind() == BackendErrorKind::NotAcknowledged => true,
             Err(error) if error.is_transient() => false,
             Err(_) => self.repair(id).await,
         };
@@ -195,8 +233,11 @@ impl Lane {
     pub(super) async fn unmark(&self, message: &Message) {
         let Some(id) = &message.id else { return };
         let update = || self.update(filter::by_id(id), filter::unmark(&self.node.me));
-        if let Err(error) = self.node.retry(WHILE_RUNNING, update).await {
-            tracing::error!(%id, message.topic, %error, "a mark was not taken back; the message is lost");
+        match self.node.retry(WHILE_RUNNING, update).await {
+            Err(error) if error.kind() != BackendErrorKind::NotAcknowledged => {
+                tracing::error!(%id, message.topic, %error, "a mark was not taken back; the message is lost");
+            }
+            _ => {}
         }
     }
 

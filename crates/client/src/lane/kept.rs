@@ -28,7 +28,7 @@ const KEPT: Duration = Duration::from_secs(90);
 const _: () = assert!(KEPT.as_secs() > SEND_RETRIES.as_secs() + CALL_LIMIT.as_secs());
 /// How wrong a clock may be.
 const CLOCK_ERROR: Duration = Duration::from_secs(3600);
-/// Most messages a lane keeps something of; the oldest make room.
+/// Most messages a lane keeps something of; the oldest make room. Twice as many while they cannot be let go of.
 const KEPT_MAX: usize = 100_000;
 /// How often to look for what has stayed long enough.
 const TICK: Duration = Duration::from_secs(1);
@@ -113,6 +113,9 @@ impl Lane {
 
     fn keep(self: &Arc<Self>, entry: Entry) {
         let mut kept = self.kept.lock();
+        if kept.entries.len() >= 2 * KEPT_MAX {
+            kept.entries.pop_front(); // the server cannot be reached, or is too slow: left to expire
+        }
         kept.entries.push_back(entry);
         if !std::mem::replace(&mut kept.watched, true) {
             self.node.runtime.spawn(self.clone().let_go_in_time());
@@ -149,6 +152,11 @@ impl Lane {
                     self.remove_repeated(&repeated.id, repeated.timestamp).await;
                 }
             }
+            // One whose removal failed at its time.
+            let marked = filter::marked_of(&ids, &self.node.me);
+            self.node
+                .retry(WHILE_RUNNING, || self.node.backend.delete(&self.collection, marked.clone()))
+                .await?;
             let own = filter::own_locks(&ids, &self.node.me);
             self.node.retry(WHILE_RUNNING, || self.node.backend.delete(collection, own.clone())).await?;
         }

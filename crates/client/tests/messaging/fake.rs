@@ -83,7 +83,10 @@ struct State {
     feeds: Vec<OpenFeed>,
     faults: VecDeque<Fault>,
     calls: HashMap<String, usize>,
-    before_drop: Option<Document>,
+    /// Whether a lock and a mark can be one call.
+    claims: bool,
+    /// What is stored just before the next drop, and whether it is there when the collection is dropped.
+    before_drop: Option<(Document, bool)>,
     specs: HashMap<String, Vec<Document>>,
     /// The latest events with their numbers, once somebody wants streams that can be resumed.
     history: Option<VecDeque<Document>>,
@@ -298,9 +301,19 @@ impl Fake {
         self.state.lock().specs.entry(collection.to_owned()).or_default().push(spec);
     }
 
+    /// Locks and marks in one call, from now on.
+    pub fn claim_at_once(&self) {
+        self.state.lock().claims = true;
+    }
+
     /// Stores a document at the last moment before the next drop of a collection.
     pub fn store_before_drop(&self, document: Document) {
-        self.state.lock().before_drop = Some(document);
+        self.state.lock().before_drop = Some((document, true));
+    }
+
+    /// The same; and it is removed again before the drop.
+    pub fn remove_before_drop(&self, document: Document) {
+        self.state.lock().before_drop = Some((document, false));
     }
 
     pub fn has_collection(&self, collection: &str) -> bool {
@@ -421,11 +434,11 @@ impl Backend for Fake {
     fn insert<'a>(
         &'a self,
         collection: &'a str,
-        documents: Vec<Document>,
+        documents: &'a [Document],
         _: Durability,
     ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
         self.call("insert", collection, |state| {
-            let results = documents.into_iter().map(|document| state.insert(collection, document));
+            let results = documents.iter().map(|document| state.insert(collection, document.clone()));
             let failed = results
                 .enumerate()
                 .filter_map(|(index, result)| result.err().map(|error| InsertFailure { index, error }));
@@ -468,6 +481,39 @@ impl Backend for Fake {
                 state.insert(collection, document)?;
             }
             Ok(updated)
+        })
+    }
+
+    fn insert_acked<'a>(
+        &'a self,
+        collection: &'a str,
+        document: Document,
+        wish: Wish,
+    ) -> BoxFuture<'a, BackendResult<Inserted>> {
+        self.call("insert", collection, |state| {
+            let refused = state.insert(collection, document).err();
+            Ok(Inserted { refused, level: wish.level, degraded: false })
+        })
+    }
+
+    fn claim<'a>(
+        &'a self,
+        locks: &'a str,
+        lock: Document,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+        if !self.state.lock().claims {
+            return ready(Err(BackendError::new(BackendErrorKind::Unsupported, "step by step"))).boxed();
+        }
+        self.call("claim", collection, |state| match state.insert(locks, lock) {
+            Err(error) if error.kind() == BackendErrorKind::DuplicateKey => Ok(Claimed::Held),
+            Err(error) => Err(error),
+            Ok(()) => {
+                let marked = state.update(collection, &filter, &update);
+                Ok(Claimed::Locked { marked: marked.is_ok_and(|updated| updated.matched > 0) })
+            }
         })
     }
 
@@ -530,8 +576,12 @@ impl Backend for Fake {
 
     fn drop_collection<'a>(&'a self, collection: &'a str) -> BoxFuture<'a, BackendResult<()>> {
         self.call("drop", collection, |state| {
-            if let Some(late) = state.before_drop.take() {
+            if let Some((late, stays)) = state.before_drop.take() {
+                let id = doc! {"_id": late.get("_id")};
                 state.insert(collection, late)?;
+                if !stays {
+                    state.delete(collection, &id);
+                }
             }
             state.specs.remove(collection);
             if state.collections.remove(collection).is_some() {

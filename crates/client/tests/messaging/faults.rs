@@ -2,10 +2,10 @@
 
 use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
 use bson::doc;
-use rockdove::backend::BackendErrorKind::{self, HistoryLost, Transient};
+use rockdove::backend::BackendErrorKind::{self, HistoryLost, NotAcknowledged, Other, Transient};
 use rockdove::{
     ConnectError, HandlerError, Implementation, ImplementationCheck, Layout, Message, MessageId,
-    RequestError, Settings, SubscribeError,
+    RequestError, SendError, SendOptions, Settings, SubscribeError,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,14 +46,25 @@ in_every_layout! {
 
     async fn every_step_of_an_exclusive_message_survives_a_network_error(every) {
         let (topic, lock) = (&every.topic(), &every.lock());
-        for (call, collection) in
-            [("insert", lock), ("update", topic), ("delete", lock), ("find", topic), ("find", lock)]
-        {
-            for applied in [true, false] {
+        for (call, collection) in [
+            ("insert", lock),
+            ("update", topic),
+            ("delete", lock),
+            ("find", topic),
+            ("find", lock),
+            ("claim", topic),
+        ] {
+            for (kind, applied) in [(Transient, true), (Transient, false), (NotAcknowledged, true)] {
+                if kind == NotAcknowledged && call == "find" {
+                    continue; // only writes are acknowledged
+                }
                 let fake = every.another();
+                if call == "claim" || call == "delete" {
+                    fake.claim_at_once();
+                }
                 let a = fake.connect("a").await;
                 let (_b, count) = counting(&fake, "b").await;
-                fake.fail(fault(call, collection, applied));
+                fake.fail(Fault { kind, ..fault(call, collection, applied) });
                 if call == "find" && collection == lock {
                     fake.fail(fault("insert", lock, true)); // leads to a look at the lock
                 }
@@ -61,9 +72,43 @@ in_every_layout! {
                 eventually("marked", || fake.message(&id).processed_by == ["b"]).await;
                 eventually("released", || fake.locks().is_empty()).await;
                 tokio::time::sleep(Duration::from_millis(100)).await;
-                assert_eq!(count.load(Ordering::SeqCst), 1, "{call} {collection} {applied}");
+                assert_eq!(count.load(Ordering::SeqCst), 1, "{call} {collection} {kind:?} {applied}");
             }
         }
+    }
+
+    async fn a_copy_that_is_not_acknowledged_keeps_nobody_else_from_its_own(every) {
+        for options in [None, Some(SendOptions::new())] {
+            let fake = every.another();
+            let a = fake.connect("a").await;
+            let target = match fake.layout.has_directed_lane() {
+                true => fake.names().directed("b").unwrap(),
+                false => fake.topic(),
+            };
+            fake.fail(Fault { kind: NotAcknowledged, ..fault("insert", &target, true) });
+            let message = Message::new("t").to("b").to("c").to("d");
+            let error = match options {
+                None => a.publish(message).await.unwrap_err(),
+                Some(options) => a.publish_with(message, options).await.unwrap_err(),
+            };
+            assert!(matches!(error, SendError::NotAcknowledged(_)), "{error:?}");
+            let copies = if fake.layout.has_directed_lane() { 3 } else { 1 };
+            assert_eq!((fake.messages().len(), fake.faults_left()), (copies, 0));
+        }
+    }
+
+    async fn a_processed_message_that_cannot_be_removed_is_removed_later(fake) {
+        tokio::time::pause();
+        let a = fake.connect("a").await;
+        let (_b, count) = counting(&fake, "b").await;
+        fake.fail(Fault { kind: Other, ..fault("delete", &fake.topic(), false) });
+        let message = Message::new("t").exclusive(true).never_expires();
+        let id = a.publish(message.delete_after_processing(Duration::ZERO)).await.unwrap();
+        eventually("processed", || count.load(Ordering::SeqCst) == 1 && fake.faults_left() == 0).await;
+        assert!(fake.raw(&id).is_some());
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert!(fake.raw(&id).is_none() && fake.locks().is_empty());
+        assert_eq!(count.load(Ordering::SeqCst), 1);
     }
 
     async fn an_outage_longer_than_a_call_is_tried_loses_no_exclusive_message(fake) {

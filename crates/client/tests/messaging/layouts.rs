@@ -3,7 +3,7 @@
 use crate::fake::{Fake, Fault, eventually, in_time};
 use bson::{Document, doc};
 use parking_lot::Mutex;
-use rockdove::backend::BackendErrorKind;
+use rockdove::backend::{Backend, BackendErrorKind};
 use rockdove::{ConnectError, Layout, Message, MessageId, Settings};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -255,6 +255,33 @@ async fn what_arrives_while_a_mailbox_is_dropped_is_put_back_whatever_fails() {
         // A drop that failed has not met the message either.
         let expected = if faults[0].call == "drop" && !faults[0].applied { vec![] } else { vec![late] };
         assert_eq!((fake.calls("drop", "msg_dm_b"), fake.all("msg_dm_b")), (1, expected));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_removed_meanwhile_is_not_put_back() {
+    for (applied, stays) in [(false, false), (false, true), (true, false)] {
+        let fake = dual();
+        let b = fake.connect("b").await;
+        eventually("indexed", || fake.has_index("msg_dm_b", "delete_at_1")).await;
+        let (collection, kind) = ("msg_dm_b".to_owned(), BackendErrorKind::Transient);
+        fake.fail(Fault { call: "drop", collection, kind, applied });
+        let late = to_b("t");
+        if applied {
+            fake.remove_before_drop(late.clone());
+        }
+        let stopping = tokio::spawn(async move { b.shutdown().await });
+        eventually("dropping", || fake.calls("drop", "msg_dm_b") == 1).await;
+        if !applied {
+            // The mailbox is in use again: its node reads, and is done with, what comes.
+            fake.store("msg_dm_b", late.clone());
+            if !stays {
+                let id = doc! { "_id": late.get("_id") };
+                assert_eq!(fake.delete("msg_dm_b", id).await.unwrap(), 1);
+            }
+        }
+        in_time("shutdown", stopping).await.unwrap();
+        assert_eq!(fake.all("msg_dm_b").len(), usize::from(stays), "applied {applied}, stays {stays}");
     }
 }
 

@@ -498,6 +498,7 @@ fn eval_sort<'v>(input: &'v Node, order: &'v ArrayOrder, context: &Context<'v>) 
         ArrayOrder::Whole { descending: false } => values.sort_by(|a, b| context.compare(*a, *b)),
         ArrayOrder::Whole { descending: true } => values.sort_by(|a, b| context.compare(*b, *a)),
         ArrayOrder::Fields(sort) => {
+            let sort = sort.clone().collated(context.collation.cloned());
             // What is no document has none of its fields.
             let fields = |value: Value<'_>| sort.key(value.as_document().unwrap_or(RawDoc::empty()));
             let mut keyed = Vec::with_capacity(values.len());

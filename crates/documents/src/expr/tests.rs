@@ -573,9 +573,17 @@ fn strings_compare_as_the_collation_says() {
             array!["a", "b", "Y"],
             array!["Y", "a", "b"],
         ),
+        (
+            doc! { "$first": { "$map": {
+                "input": { "$sortArray": { "input": [{ "k": "b" }, { "k": "Y" }, { "k": "a" }], "sortBy": { "k": 1 } } },
+                "in": "$$this.k",
+            } } },
+            Owned::String("a".into()),
+            Owned::String("Y".into()),
+        ),
         (doc! { "$filter": { "input": "$l", "cond": { "$eq": ["$$this", "B"] } } }, array!["b"], array![]),
     ] {
-        assert_eq!(eval(spec.clone(), collation.as_deref()), with, "{spec:?} with the collation");
+        assert_eq!(eval(spec.clone(), collation.as_ref()), with, "{spec:?} with the collation");
         assert_eq!(eval(spec.clone(), None), without, "{spec:?} without");
     }
 }

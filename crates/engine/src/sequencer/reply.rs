@@ -13,8 +13,8 @@ pub const WAITING_MANY: usize = 1024;
 /// What a `findAndModify` comes to.
 pub type Found = Result<FindAndModifyReply, WriteError>;
 
-/// What a part of a statement comes to, the log's time after it, and how lasting it is.
-pub type PortionDone = Result<(Outcome, Timestamp, Receipt), WriteError>;
+/// What a part of a statement comes to, the log's time after it, and how lasting it is, also if it failed midway.
+pub type PortionDone = Result<(Result<Outcome, WriteError>, Timestamp, Receipt)>;
 
 /// An answer that waits for its acknowledgement level.
 pub enum Reply {
@@ -76,7 +76,7 @@ impl Reply {
                 drop(to.send(reply.map(|reply| FindAndModifyReply { receipt, ..reply })));
             }
             Reply::Portion(to, done) => {
-                drop(to.send(done.map(|(outcome, at, _)| (outcome, at, receipt))));
+                drop(to.send(done.map(|(result, at, _)| (result, at, receipt))));
             }
             Reply::Define(to, reply) => {
                 drop(to.send(reply.map(|reply| DefinitionReply { receipt, ..reply })));
@@ -91,7 +91,7 @@ impl Reply {
         match self {
             Reply::Write(to, _) => drop(to.send(Err(error.clone()))),
             Reply::FindAndModify(to, _) => drop(to.send(Err(error.clone().into()))),
-            Reply::Portion(to, _) => drop(to.send(Err(error.clone().into()))),
+            Reply::Portion(to, _) => drop(to.send(Err(error.clone()))),
             Reply::Define(to, _) => drop(to.send(Err(error.clone()))),
             Reply::Settled(to) => drop(to.send(Err(error.clone()))),
             Reply::Expired(to, _) => drop(to.send(0)),

@@ -4,7 +4,7 @@ use super::ledger::Ledger;
 use crate::fake::Fake;
 use bson::{Bson, Document};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 use parking_lot::Mutex;
 use rockdove::Layout;
 use rockdove::backend::*;
@@ -85,6 +85,7 @@ pub struct World {
 impl World {
     pub fn new(layout: Layout, seed: u64) -> Arc<Self> {
         let fake = Fake::of(layout);
+        fake.claim_at_once();
         fake.keep_history();
         let now = Instant::now();
         Arc::new(Self {
@@ -285,7 +286,7 @@ impl Backend for Connection {
     fn insert<'a>(
         &'a self,
         collection: &'a str,
-        documents: Vec<Document>,
+        documents: &'a [Document],
         durability: Durability,
     ) -> BoxFuture<'a, BackendResult<Vec<InsertFailure>>> {
         self.call("insert", collection, move |fake| fake.insert(collection, documents, durability))
@@ -307,6 +308,21 @@ impl Backend for Connection {
         upsert: bool,
     ) -> BoxFuture<'a, BackendResult<Updated>> {
         self.call("update", collection, move |fake| fake.update_one(collection, filter, update, upsert))
+    }
+
+    fn claim<'a>(
+        &'a self,
+        locks: &'a str,
+        lock: Document,
+        collection: &'a str,
+        filter: Document,
+        update: Document,
+    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+        if self.life.node == 0 {
+            // One node has a back end that cannot.
+            return ready(Err(BackendError::new(BackendErrorKind::Unsupported, "step by step"))).boxed();
+        }
+        self.call("claim", collection, move |fake| fake.claim(locks, lock, collection, filter, update))
     }
 
     fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
