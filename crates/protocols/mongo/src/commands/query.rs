@@ -232,7 +232,7 @@ impl Compute for Computed {
     fn compute(&self, doc: RawDoc<'_>) -> rockdove_documents::Result<Option<Owned>> {
         let around = &self.around;
         let context = Context::new(doc, around.now_ms, around.cluster_time, around.variables.values())
-            .with_collation(around.collation.as_deref());
+            .with_collation(around.collation.as_ref());
         let value = self.expr.eval(&context)?;
         Ok(value.get().is_some().then(|| value.into_owned()))
     }
