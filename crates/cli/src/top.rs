@@ -8,9 +8,9 @@ use crate::exit::{self, Exit};
 use crate::signals;
 use clap::Parser;
 use console::Term;
-use rockdove::Layout;
 use rockdove::backend::Backend;
 use rockdove::top::{Limits, Monitor, Node, Queue, Sample, Topic};
+use rockdove::{Layout, LookError};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -24,7 +24,12 @@ Examples:
   rockdove top --once --json                     one look, as a line of JSON
 
 It reads only, and works on any MongoDB-compatible server; rates need change streams. Of each collection at most \
---documents messages that wait and as many of the newest are read, and where there are more it says so.
+--documents messages that wait and as many of the newest are read, and where there are more it says so. While the \
+server cannot be reached it shows the error instead, with --json as {\"error\": …}, and goes on; --once ends with it.
+
+All queues are those with a collection of participants. Java nodes that ignore the implementation check \
+(ImplementationCheck.IGNORE), and those older than Morphium 6.3.1, do not announce themselves: name their queue with \
+--queue.
 
   WAITING   messages that nobody marked      EXCL      those of them that are exclusive
   SENT/s    messages sent per second         DONE/s    messages marked first, or removed, per second
@@ -41,7 +46,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 #[derive(Parser, Debug)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
 pub struct Args {
-    /// Only this queue [default: all of the database]
+    /// Only this queue [default: all of the database whose nodes announce themselves]
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
     /// The queue's layout: standard, multi-collection or dual-channel [default: found out]
@@ -132,17 +137,20 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
 async fn watch(monitor: &mut Monitor, args: &Args, screen: Option<&Screen>) -> anyhow::Result<Exit> {
     let mut ticks = tokio::time::interval(args.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    ticks.tick().await;
-    let mut sample = monitor.sample().await?;
+    if args.once {
+        ticks.tick().await;
+        monitor.sample().await?;
+    }
     loop {
-        if args.once {
-            ticks.tick().await;
-            sample = monitor.sample().await?;
-        }
+        ticks.tick().await;
+        let look = match monitor.sample().await {
+            Err(error) if args.once || !error.is_transient() => return Err(error.into()),
+            look => look,
+        };
+        let text = shown(&look, args.json);
         match screen {
-            Some(screen) => screen.draw(&text(&sample))?,
+            Some(screen) => screen.draw(&text)?,
             None => {
-                let text = if args.json { format!("{}\n", as_json(&sample)) } else { text(&sample) };
                 let mut out = io::stdout().lock();
                 out.write_all(text.as_bytes())?;
                 out.flush()?;
@@ -151,8 +159,16 @@ async fn watch(monitor: &mut Monitor, args: &Args, screen: Option<&Screen>) -> a
         if args.once {
             return Ok(Exit::Done);
         }
-        ticks.tick().await;
-        sample = monitor.sample().await?;
+    }
+}
+
+/// A look, or why there is none for now.
+fn shown(look: &Result<Sample, LookError>, json: bool) -> String {
+    match look {
+        Ok(sample) if json => format!("{}\n", as_json(sample)),
+        Ok(sample) => text(sample),
+        Err(error) if json => format!("{}\n", json!({ "error": error.to_string() })),
+        Err(error) => format!("cannot look: {}\n", printable(&error.to_string())),
     }
 }
 
@@ -168,7 +184,8 @@ fn as_json(sample: &Sample) -> Value {
         let one = &node.announced;
         json!({
             "id": one.id, "implementation": one.implementation.to_string(), "host": one.hostname, "alive": node.alive,
-            "age_ms": sample.at_ms - one.started_at, "seen_ms": sample.at_ms - one.last_seen, "locks": node.locks,
+            "age_ms": sample.at_ms.saturating_sub(one.started_at), "seen_ms": sample.at_ms.saturating_sub(one.last_seen),
+            "locks": node.locks,
         })
     };
     let queue = |queue: &Queue| {
@@ -257,8 +274,8 @@ fn nodes(out: &mut String, nodes: &[Node], now: i64) {
             printable(&one.id),
             printable(&one.implementation.to_string()),
             printable(&one.hostname),
-            age(now - one.started_at),
-            age(now - one.last_seen),
+            age(now.saturating_sub(one.started_at)),
+            age(now.saturating_sub(one.last_seen)),
             node.locks,
             if node.alive { "" } else { "  gone?" }
         );
@@ -285,6 +302,7 @@ fn age(ms: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rockdove::{Implementation, Participant};
 
     #[test]
     fn times_are_short() {
@@ -298,6 +316,32 @@ mod tests {
         check(8_640_000_000, "100d");
         check(-12_000, "-12s");
         check(i64::MIN, "-106751991167d");
+    }
+
+    #[test]
+    fn nodes_may_announce_any_time() {
+        let node = |id: &str, time| Node {
+            announced: Participant {
+                id: id.to_owned(),
+                implementation: Implementation::Unknown("Other".to_owned()),
+                hostname: String::new(),
+                started_at: time,
+                last_seen: time,
+            },
+            alive: false,
+            locks: 0,
+        };
+        let queue = Queue {
+            name: "msg".to_owned(),
+            layouts: Vec::new(),
+            topics: Vec::new(),
+            nodes: vec![node("early", i64::MIN), node("late", i64::MAX)],
+            locks: 0,
+            notes: Vec::new(),
+        };
+        let look = Ok(Sample { at_ms: 1_760_000_000_000, queues: vec![queue] });
+        assert!(shown(&look, true).contains(&format!("\"age_ms\":{}", i64::MAX)));
+        assert!(shown(&look, false).contains("106751991167d"));
     }
 
     #[test]

@@ -361,6 +361,29 @@ fn top_shows_what_goes_on() {
 }
 
 #[test]
+fn top_goes_on_when_the_server_comes_back() {
+    let mut server = Server::start();
+    let uri = format!("{}&serverSelectionTimeoutMS=300", server.uri);
+    let top = ["top", "--uri", &uri, "--interval", "100ms", "--queue", "msg"];
+    let (_json, looks) = server.start_lines(&[&top[..], &["--json"]].concat());
+    let (_text, lines) = server.start_lines(&top);
+    let seen = |lines: &mpsc::Receiver<String>, what: &str| {
+        while !lines.recv_timeout(LIMIT).expect("it ended").contains(what) {}
+    };
+    for _ in 0..2 {
+        server.run(&["pub", "t", "x"]);
+        seen(&looks, "\"queues\":[{");
+        seen(&lines, "queue msg: ");
+        server.process.kill();
+        seen(&looks, "{\"error\":");
+        seen(&lines, "cannot look: ");
+        server.process = Server::spawn(server.port, &server.storage);
+    }
+    seen(&looks, "\"queues\":[{");
+    seen(&lines, "queue msg: ");
+}
+
+#[test]
 fn a_queue_changes_its_layout() {
     let server = Server::start();
     let new = ["--layout", "multi-collection"];

@@ -5,8 +5,9 @@
 
 use crate::backend::{Backend, BackendResult, Find, Scope, Watch};
 use crate::clock;
+use crate::error::LookError;
 use crate::node::millis;
-use crate::queue;
+use crate::queue::{self, list};
 use bson::{Bson, Document, doc};
 use rockdove_messages::{
     DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, Names, Participant, lock_indexes,
@@ -108,15 +109,13 @@ impl Examination {
     }
 }
 
-pub use crate::queue::ExamineError;
-
 /// Examines a queue. Without a layout the one that its participants announce, or that its collections show.
 pub async fn examine(
     backend: &dyn Backend,
     queue: &str,
     layout: Option<Layout>,
     limits: Limits,
-) -> Result<Examination, ExamineError> {
+) -> Result<Examination, LookError> {
     let names = Names::new(Layout::Standard, queue)?;
     let mut doctor = Doctor {
         backend,
@@ -233,7 +232,7 @@ impl Doctor<'_> {
         for collection in queue::message_collections(self.backend, names).await? {
             self.messages(&collection, names).await?;
         }
-        for collection in self.backend.collections(&names.locks("")).await? {
+        for collection in queue::lock_collections(self.backend, names).await? {
             self.locks(&collection, names).await?;
         }
         Ok(())
@@ -253,8 +252,19 @@ impl Doctor<'_> {
         }
     }
 
+    /// Layouts share collections: whether nobody looked at this one yet.
+    fn begin(&mut self, collection: &str) -> bool {
+        let new = !self.found.collections.iter().any(|known| known == collection);
+        if new {
+            self.found.collections.push(collection.to_owned());
+        }
+        new
+    }
+
     async fn messages(&mut self, collection: &str, names: &Names) -> BackendResult<()> {
-        self.found.collections.push(collection.to_owned());
+        if !self.begin(collection) {
+            return Ok(());
+        }
         self.indexes(collection, message_indexes()).await?;
         let find = Find {
             sort: Some(doc! { "timestamp": 1 }),
@@ -293,7 +303,7 @@ impl Doctor<'_> {
                 return;
             }
         };
-        if message.delete_at.is_some_and(|at| at + EXPIRY_MS < self.now) {
+        if message.delete_at.is_some_and(|at| at.saturating_add(EXPIRY_MS) < self.now) {
             heap.overdue += 1;
             return;
         }
@@ -344,7 +354,9 @@ impl Doctor<'_> {
     }
 
     async fn locks(&mut self, collection: &str, names: &Names) -> BackendResult<()> {
-        self.found.collections.push(collection.to_owned());
+        if !self.begin(collection) {
+            return Ok(());
+        }
         // Java nodes make no indexes for the locks of this layout.
         let java_makes_none = names.layout() == Layout::MultiCollection;
         if !java_makes_none || !self.backend.indexes(collection).await?.is_empty() {
@@ -356,7 +368,7 @@ impl Doctor<'_> {
         let (mut overdue, mut eternal, mut orphaned) = (0_u64, 0_u64, BTreeMap::<String, u64>::new());
         for lock in documents.iter().filter_map(Lock::from_document) {
             match lock.delete_at {
-                Some(at) if at + EXPIRY_MS < self.now => overdue += 1,
+                Some(at) if at.saturating_add(EXPIRY_MS) < self.now => overdue += 1,
                 None => eternal += 1,
                 Some(_) => {}
             }
@@ -458,15 +470,6 @@ impl Heap {
             doctor.find(Severity::Problem, Check::Documents, text, advice);
         }
     }
-}
-
-/// At most ten names.
-fn list<'a>(names: impl Iterator<Item = impl AsRef<str> + 'a>) -> String {
-    let mut names: Vec<_> = names.map(|name| name.as_ref().to_owned()).collect();
-    let more = names.len().saturating_sub(10);
-    names.truncate(10);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", names.join(", "))
 }
 
 struct Counted<'a>(&'a BTreeMap<String, u64>);

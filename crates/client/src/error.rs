@@ -126,6 +126,25 @@ pub enum SubscribeError {
     SendOnly,
 }
 
+/// Why a queue could not be looked at: by [`top`](crate::top), by [`doctor`](crate::doctor).
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LookError {
+    /// The queue's name cannot be used.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The server refused, or could not be reached in time.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+impl LookError {
+    /// Whether a later look may succeed.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Backend(error) if error.is_transient())
+    }
+}
+
 /// Why a message could not be read back.
 #[derive(Debug, Error)]
 #[non_exhaustive]

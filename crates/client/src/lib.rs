@@ -76,7 +76,7 @@ pub use bus::{Bus, BusBuilder};
 pub use cache::{Cache, CacheSync, CacheSyncBuilder, CacheTarget, Clearing};
 pub use driver::{DEFAULT_DATABASE, DriverBackend};
 pub use embedded::Embedded;
-pub use error::{ConnectError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
+pub use error::{ConnectError, LookError, ReadError, RequestError, SendError, SendManyError, SubscribeError};
 pub use incoming::{Incomer, Incoming};
 pub use listen::{Delivery, HandlerError, Reject, Reply, Resolution, SubscribeOptions, Subscription};
 pub use registry::KnownNode;

@@ -1,22 +1,11 @@
 //! What collections show of queues, for those that look at them from outside.
 
 use crate::backend::{Backend, BackendResult};
-use rockdove_messages::{Layout, NameError, Names};
-
-/// Why a queue could not be looked at.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ExamineError {
-    /// The queue's name cannot be used.
-    #[error(transparent)]
-    Name(#[from] NameError),
-    /// The server refused, or could not be reached in time.
-    #[error(transparent)]
-    Backend(#[from] crate::backend::BackendError),
-}
+use crate::error::LookError;
+use rockdove_messages::{Layout, Names};
 
 /// The layouts whose collections exist.
-pub(crate) async fn layouts(backend: &dyn Backend, queue: &str) -> Result<Vec<Layout>, ExamineError> {
+pub(crate) async fn layouts(backend: &dyn Backend, queue: &str) -> Result<Vec<Layout>, LookError> {
     let dual = Names::new(Layout::DualChannel, queue)?;
     let multi = Names::new(Layout::MultiCollection, queue)?;
     let mut layouts = Vec::new();
@@ -45,6 +34,17 @@ pub(crate) async fn message_collections(backend: &dyn Backend, names: &Names) ->
     Ok(all)
 }
 
+/// The collections that hold locks of the queue.
+pub(crate) async fn lock_collections(backend: &dyn Backend, names: &Names) -> BackendResult<Vec<String>> {
+    let locks = names.locks("");
+    let mut all = backend.collections(&locks).await?;
+    if names.layout() != Layout::MultiCollection {
+        // Those of topics are of another layout.
+        all.retain(|name| *name == locks);
+    }
+    Ok(all)
+}
+
 /// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the
 /// other layouts.
 async fn topics(backend: &dyn Backend, names: &Names) -> BackendResult<Vec<String>> {
@@ -68,7 +68,20 @@ pub(crate) async fn all(backend: &dyn Backend) -> BackendResult<Vec<String>> {
 /// The queue whose participants are in a collection.
 fn of(participants: &str) -> Option<String> {
     let name = participants.strip_suffix("_participants")?;
-    if name == "msg" { Some(String::new()) } else { name.strip_prefix("mmsg_").map(str::to_owned) }
+    if name == "msg" {
+        return Some(String::new());
+    }
+    let queue = name.strip_prefix("mmsg_")?;
+    Names::new(Layout::Standard, queue).is_ok().then(|| queue.to_owned())
+}
+
+/// At most ten names.
+pub(crate) fn list<'a>(names: impl Iterator<Item = impl AsRef<str> + 'a>) -> String {
+    let mut names: Vec<_> = names.map(|name| name.as_ref().to_owned()).collect();
+    let more = names.len().saturating_sub(10);
+    names.truncate(10);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", names.join(", "))
 }
 
 #[cfg(test)]
@@ -81,6 +94,8 @@ mod tests {
             let names = Names::new(Layout::MultiCollection, queue).unwrap();
             assert_eq!(of(&names.participants()).as_deref(), Some(queue));
         }
-        assert_eq!((of("participants"), of("other_participants"), of("msg")), (None, None, None));
+        for other in ["participants", "other_participants", "msg", "mmsg_system.a_participants"] {
+            assert_eq!(of(other), None, "{other}");
+        }
     }
 }

@@ -5,26 +5,29 @@
 //! nobody marked, in the order of the index, and as many of the newest; of at most [`Limits::collections`]
 //! collections of a queue. Where there is more, a note says so. Rates come from a change stream over the collections, so
 //! they are exact, and are not there on a server without. Ages go by this machine's clock and the senders'.
+//!
+//! A database's queues are known by their collections of participants. One whose nodes never announced themselves is
+//! seen only when it is named.
 
 use crate::backend::{
     Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Feed, Find, Scope, Watch,
 };
 use crate::clock;
+use crate::error::LookError;
 use crate::node::millis;
-use crate::queue;
+use crate::queue::{self, list};
 use bson::{Bson, Document, doc};
 use parking_lot::Mutex;
-use rockdove_messages::{Implementation, Layout, Lock, Message, MessageId, Names, Participant};
+use rockdove_messages::{Implementation, Layout, Lock, Message, MessageId, NameError, Names, Participant};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
-pub use crate::queue::ExamineError;
-
 /// How long a change stream may hold back a reply.
 const STREAM_WAIT: Duration = Duration::from_secs(1);
-/// Messages that wait for their mark, and requests whose answers were seen, remembered of a queue.
+/// Messages that wait for their mark, those that got it since the last look began, and requests whose answers were
+/// seen, remembered of a queue; of each kind so many.
 const REMEMBERED_MAX: usize = 100_000;
 /// Topics shown of a queue, and topics known to be answered.
 const TOPICS_MAX: usize = 1000;
@@ -34,7 +37,7 @@ const TOPICS_MAX: usize = 1000;
 pub struct Limits {
     /// Most documents of each kind read of a collection.
     pub documents: usize,
-    /// Most collections read of a queue.
+    /// Most collections of messages, and of locks, read of a queue.
     pub collections: usize,
     /// A participant without sign of life for this long is gone.
     pub participant_timeout: Duration,
@@ -127,21 +130,21 @@ impl Monitor {
         Self { backend, queue, layout, limits, followed: BTreeMap::new() }
     }
 
-    /// Looks. Rates are those since the sample before; the first one begins to count.
-    pub async fn sample(&mut self) -> Result<Sample, ExamineError> {
-        let names = match &self.queue {
-            Some(name) => vec![name.clone()],
-            None => queue::all(&*self.backend).await?,
-        };
+    /// Looks. Rates are those since the sample before; the first one begins to count. After an error that is
+    /// [transient](LookError::is_transient) the next look may succeed; its rates may miss what a failed one had counted.
+    pub async fn sample(&mut self) -> Result<Sample, LookError> {
+        let all = queue::all(&*self.backend).await?;
+        let names = self.queue.as_ref().map_or_else(|| all.clone(), |name| vec![name.clone()]);
         self.followed.retain(|name, _| names.contains(name));
         let mut queues = Vec::new();
-        for name in names {
-            queues.push(self.look(&name).await?);
+        for name in &names {
+            queues.push(self.look(name, &all).await?);
         }
         Ok(Sample { at_ms: clock::system_ms(), queues })
     }
 
-    async fn look(&mut self, name: &str) -> Result<Queue, ExamineError> {
+    /// Looks at a queue, among all that the database is known to have.
+    async fn look(&mut self, name: &str, all: &[String]) -> Result<Queue, LookError> {
         let shared = Names::new(Layout::Standard, name)?;
         let backend = self.backend.clone();
         let mut queue = Queue {
@@ -159,22 +162,20 @@ impl Monitor {
         if queue.layouts.is_empty() {
             queue.layouts = queue::layouts(&*backend, name).await?;
         }
-        let mut messages = BTreeSet::new();
-        for layout in queue.layouts.clone() {
-            let names = Names::new(layout, name)?;
+        if queue.layouts.contains(&Layout::MultiCollection) {
+            queue.notes.extend(strangers(name, all)?);
+        }
+        // Layouts share collections.
+        let (mut messages, mut locks) = (BTreeSet::new(), BTreeSet::new());
+        for layout in &queue.layouts {
+            let names = Names::new(*layout, name)?;
             messages.extend(queue::message_collections(&*backend, &names).await?);
-            for collection in backend.collections(&names.locks("")).await? {
-                self.locks(&collection, &mut queue).await?;
-            }
+            locks.extend(queue::lock_collections(&*backend, &names).await?);
         }
-        if messages.len() > self.limits.collections {
-            queue.notes.push(format!(
-                "{} of {} collections are read",
-                self.limits.collections,
-                messages.len()
-            ));
+        let messages = self.some_of(messages, "messages", &mut queue.notes);
+        for collection in self.some_of(locks, "locks", &mut queue.notes) {
+            self.locks(&collection, &mut queue).await?;
         }
-        let messages: Vec<_> = messages.into_iter().take(self.limits.collections).collect();
         let followed = self.followed.entry(name.to_owned()).or_default();
         // Before the documents are read: what comes in between is counted, and known already.
         let counted = followed.counts(&backend, &messages, &mut queue.notes).await;
@@ -194,6 +195,15 @@ impl Monitor {
         }
         queue.topics = heap.topics(&mut followed.state.lock(), counted);
         Ok(queue)
+    }
+
+    /// As many collections as are to be read.
+    fn some_of(&self, all: BTreeSet<String>, what: &str, notes: &mut Vec<String>) -> Vec<String> {
+        let limit = self.limits.collections;
+        if all.len() > limit {
+            notes.push(format!("{limit} of {} collections of {what} are read", all.len()));
+        }
+        all.into_iter().take(limit).collect()
     }
 
     async fn nodes(&self, names: &Names) -> BackendResult<Vec<Node>> {
@@ -241,6 +251,30 @@ fn announced(nodes: &[Node]) -> Vec<Layout> {
     layouts
 }
 
+/// What collections of the MultiCollection layout show of other queues, for notes.
+fn strangers(queue: &str, all: &[String]) -> Result<Vec<String>, NameError> {
+    let names = |queue: &str| Names::new(Layout::MultiCollection, queue);
+    let (own, mut others, mut alike) = (names(queue)?, Vec::new(), Vec::new());
+    for other in all {
+        let other = names(other)?;
+        if other.base() == own.base() {
+            continue;
+        }
+        if other.broadcast("").starts_with(&own.broadcast("")) {
+            alike.push(other.base());
+        }
+        others.push(other.base());
+    }
+    let mut notes = Vec::new();
+    if !others.is_empty() {
+        notes.push(format!("directed messages and answers may be of other queues: {}", list(others.iter())));
+    }
+    if !alike.is_empty() {
+        notes.push(format!("topics may be of queues whose collections begin alike: {}", list(alike.iter())));
+    }
+    Ok(notes)
+}
+
 /// What nobody marked, and the newest.
 async fn read(
     backend: &dyn Backend,
@@ -282,6 +316,8 @@ struct Awaited {
 struct State {
     counts: BTreeMap<String, Count>,
     awaited: HashMap<MessageId, Awaited>,
+    /// What was marked or removed since the counts were taken, with its topic if that was known.
+    gone: HashMap<MessageId, Option<String>>,
     /// There was no room for some.
     overflowed: bool,
     /// Requests whose answers were seen.
@@ -311,10 +347,34 @@ impl State {
         self.awaited.insert(id.clone(), Awaited { topic: message.topic.clone(), timestamp, delete_at });
     }
 
+    /// What is stored may have got its mark after it was read; then it would wait for ever.
+    fn await_stored(&mut self, message: &Message) {
+        if self.gone.len() >= REMEMBERED_MAX {
+            // The next look comes back to it.
+            self.overflowed = true;
+        } else if message.id.as_ref().is_some_and(|id| !self.gone.contains_key(id)) {
+            self.await_mark(message);
+        }
+    }
+
+    fn note_gone(&mut self, id: MessageId, topic: Option<String>) {
+        if self.gone.len() < REMEMBERED_MAX {
+            self.gone.entry(id).or_insert(topic);
+        }
+    }
+
+    fn note_asked(&mut self, topic: &str) {
+        if self.asked.len() < TOPICS_MAX && !self.asked.contains(topic) {
+            self.asked.insert(topic.to_owned());
+        }
+    }
+
+    /// The topic of an answer says nothing: it may be another than the request's.
     fn note_answer(&mut self, answer: &Message) {
         let Some(request) = &answer.in_answer_to else { return };
-        if self.asked.len() < TOPICS_MAX {
-            self.asked.insert(answer.topic.clone());
+        let waits = self.awaited.get(request).map(|awaited| &awaited.topic);
+        if let Some(topic) = waits.or_else(|| self.gone.get(request)?.as_ref()).cloned() {
+            self.note_asked(&topic);
         }
         if self.answered.insert(request.clone()) {
             self.by_age.push_back(request.clone());
@@ -344,7 +404,9 @@ impl State {
                 }
             }
             (Change::Update | Change::Delete, Some(id)) => {
-                let Some(awaited) = self.awaited.remove(&id) else { return };
+                let awaited = self.awaited.remove(&id);
+                self.note_gone(id, awaited.as_ref().map(|awaited| awaited.topic.clone()));
+                let Some(awaited) = awaited else { return };
                 let expired = awaited.delete_at.is_some_and(|at| at <= now);
                 if event.change == Change::Delete && expired {
                     return;
@@ -389,10 +451,13 @@ impl Followed {
             let mut state = self.state.lock();
             if state.overflowed {
                 notes.push(format!(
-                    "more than {REMEMBERED_MAX} messages wait; what is done is not all counted"
+                    "more than {REMEMBERED_MAX} messages wait, or were done during a look; what is done is not all \
+                     counted"
                 ));
                 state.overflowed = false;
             }
+            // What is gone by now is not shown as waiting by what is read from now on.
+            state.gone.clear();
             (std::mem::take(&mut state.counts), state.error.take())
         };
         let counted = self.stream.as_mut().map(|(_, _, since)| {
@@ -508,6 +573,11 @@ impl Heap {
 
     fn topics(mut self, state: &mut State, counted: Option<(BTreeMap<String, Count>, f64)>) -> Vec<Topic> {
         self.stored.iter().for_each(|message| state.note_answer(message));
+        for request in &self.stored {
+            if request.id.as_ref().is_some_and(|id| state.answered.contains(id)) {
+                state.note_asked(&request.topic);
+            }
+        }
         let unanswered = |message: &&Message| {
             let answered = message.id.as_ref().is_none_or(|id| state.answered.contains(id));
             !message.is_answer() && !answered && state.asked.contains(&message.topic)
@@ -515,7 +585,7 @@ impl Heap {
         let topics: Vec<_> =
             self.stored.iter().filter(unanswered).map(|message| message.topic.clone()).collect();
         topics.iter().for_each(|topic| self.topic(topic).unanswered += 1);
-        std::mem::take(&mut self.waiting).iter().for_each(|message| state.await_mark(message));
+        std::mem::take(&mut self.waiting).iter().for_each(|message| state.await_stored(message));
         if let Some((counts, seconds)) = counted {
             for topic in counts.keys() {
                 self.topic(topic);
@@ -528,5 +598,66 @@ impl Heap {
             }
         }
         self.topics.into_values().take(TOPICS_MAX).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting() -> Message {
+        let mut message = Message::new("t");
+        message.id = Some(MessageId::generate());
+        message
+    }
+
+    fn event(change: Change, message: &Message) -> ChangeEvent {
+        let document = (change == Change::Insert).then(|| message.to_document());
+        ChangeEvent { change, collection: "msg".to_owned(), id: message.id.clone(), document }
+    }
+
+    /// What a look adds that read these as waiting.
+    fn read(state: &mut State, messages: &[Message]) {
+        let mut heap = Heap::default();
+        messages.iter().for_each(|message| heap.waits(message.clone()));
+        heap.topics(state, None);
+    }
+
+    #[test]
+    fn what_was_read_before_its_mark_does_not_wait_for_another() {
+        let (mut state, known, unknown) = (State::default(), waiting(), waiting());
+        read(&mut state, std::slice::from_ref(&known));
+        for message in [&known, &unknown] {
+            state.event(event(Change::Update, message), 1);
+        }
+        read(&mut state, &[known.clone(), unknown]);
+        assert!(state.awaited.is_empty());
+        state.event(event(Change::Delete, &known), 2);
+        assert_eq!(state.counts["t"].done, 1);
+    }
+
+    #[test]
+    fn what_is_remembered_of_marks_is_bounded() {
+        let (mut state, message) = (State::default(), waiting());
+        for _ in 0..=REMEMBERED_MAX {
+            state.note_gone(MessageId::generate(), None);
+        }
+        assert_eq!(state.gone.len(), REMEMBERED_MAX);
+        read(&mut state, &[message]);
+        assert!(
+            state.awaited.is_empty() && state.overflowed,
+            "it may be one of those that there was no room for"
+        );
+    }
+
+    #[test]
+    fn an_answer_tells_the_topic_of_its_request() {
+        let (mut state, request) = (State::default(), waiting());
+        let mut answer = waiting();
+        (answer.topic, answer.in_answer_to) = ("other".to_owned(), request.id.clone());
+        state.event(event(Change::Insert, &request), 1);
+        state.event(event(Change::Delete, &request), 1);
+        state.event(event(Change::Insert, &answer), 1);
+        assert_eq!(state.asked, BTreeSet::from(["t".to_owned()]));
     }
 }

@@ -92,6 +92,14 @@ in_every_layout! {
         bus.shutdown().await;
     }
 
+    async fn times_may_be_anything(fake) {
+        let _bus = healthy(&fake).await;
+        let end = || Bson::DateTime(DateTime::MAX);
+        fake.store(&fake.topic(), old(doc! {"timestamp": i64::MIN, "delete_at": end(), "processed_by": ["n1"]}));
+        fake.store(&fake.lock(), doc! {"_id": MessageId::generate().to_bson(), "lock_id": "n1", "delete_at": end()});
+        assert_eq!(findings(&fake).await, []);
+    }
+
     async fn missing_indexes_and_streams_are_found(fake) {
         let _bus = healthy(&fake).await;
         let stream = Fault { call: "watch", collection: fake.stream(), kind: BackendErrorKind::Other, applied: false };
@@ -119,4 +127,21 @@ in_every_layout! {
         let never = examine(&fake, "misspelt", None, Limits::default()).await.unwrap();
         assert!(never.findings[0].text.contains("there is no queue"), "{never:?}");
     }
+}
+
+#[tokio::test]
+async fn what_layouts_share_is_told_once() {
+    let fake = Fake::of(Layout::Standard);
+    let _bus = healthy(&fake).await;
+    let other = Layout::DualChannel.implementation();
+    fake.store("msg_participants", doc! {"_id": "n2", "implementation": other, "last_seen": now_ms()});
+    fake.store("msg", old(doc! {}));
+    fake.store("msg_lck", doc! {"_id": MessageId::generate().to_bson(), "lock_id": "n1"});
+    let found = examine(&fake, "", None, Limits::default()).await.unwrap();
+    let told: Vec<_> = found.findings.iter().map(|finding| finding.check).collect();
+    assert_eq!(
+        (found.layouts.len(), told),
+        (2, vec![Check::Participants, Check::PilingTopics, Check::Locks])
+    );
+    assert_eq!(found.collections, ["msg", "msg_lck"]);
 }

@@ -4,12 +4,35 @@ use crate::fake::{Fake, eventually, in_every_layout, in_time};
 use bson::{Document, doc};
 use rockdove::backend::BackendErrorKind::{self, HistoryLost, Transient};
 use rockdove::top::{Limits, Monitor, Queue};
-use rockdove::{Layout, Message, RequestError};
+use rockdove::{Layout, Message, MessageId, RequestError};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 fn monitor(fake: &Fake, limits: Limits) -> Monitor {
     Monitor::new(Arc::new(fake.clone()), None, None, limits)
+}
+
+fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64
+}
+
+/// A message that waits, sent now.
+fn waiting(topic: &str, more: Document) -> Document {
+    let mut message = doc! {"_id": MessageId::generate().to_bson(), "topic": topic, "sender": "x", "recipients": null,
+    "processed_by": [], "timestamp": now_ms()};
+    message.extend(more);
+    message
+}
+
+/// A node that is there.
+fn announce(fake: &Fake, queue: &str, id: &str, layout: Layout) {
+    let node = doc! {"_id": id, "implementation": layout.implementation(), "last_seen": now_ms()};
+    fake.store(&format!("{queue}_participants"), node);
+}
+
+/// The stream's events are read by a task of their own.
+async fn told() {
+    tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
 async fn look(monitor: &mut Monitor) -> Queue {
@@ -105,6 +128,53 @@ in_every_layout! {
         assert!(queue.notes.iter().any(|note| note.starts_with("0 of ")), "{:?}", queue.notes);
     }
 
+    async fn each_mark_of_a_message_that_was_given_back_counts(fake) {
+        let a = fake.connect("a").await;
+        let id = a.publish(Message::new("t")).await.unwrap();
+        let mut monitor = monitor(&fake, Limits::default());
+        look(&mut monitor).await;
+        let set = |marks: &[&str]| {
+            let update = doc! {"$set": {"processed_by": marks.to_vec()}};
+            assert_eq!(fake.change(&fake.topic(), doc! {"_id": id.to_bson()}, update), 1);
+        };
+        for _ in 0..3 {
+            set(&["b"]);
+            told().await;
+            let queue = look(&mut monitor).await;
+            assert!(queue.topics[0].done > Some(0.0), "{queue:?}");
+            set(&[]);
+            told().await;
+            let queue = look(&mut monitor).await;
+            assert!(queue.topics[0].done == Some(0.0) && queue.topics[0].waiting == 1, "{queue:?}");
+        }
+    }
+
+    async fn a_request_is_known_by_its_own_topic(fake) {
+        let _a = fake.connect("a").await;
+        let request = MessageId::generate().to_bson();
+        let answer = doc! {"in_answer_to": request.clone(), "recipients": ["a"]};
+        fake.store(&fake.topic(), waiting("q", doc! {"_id": request, "processed_by": ["b"]}));
+        fake.store(&fake.names().directed("a").unwrap(), waiting("told", answer));
+        for topic in ["q", "told"] {
+            fake.store(&fake.topic(), waiting(topic, doc! {}));
+        }
+        let queue = look(&mut monitor(&fake, Limits::default())).await;
+        let unanswered: Vec<_> = queue.topics.iter().map(|topic| (topic.name.as_str(), topic.unanswered)).collect();
+        assert_eq!(unanswered, [("q", 1), ("told", 0)]);
+    }
+
+    async fn an_error_that_passes_is_known_as_one(fake) {
+        let a = fake.connect("a").await;
+        a.publish(Message::new("t")).await.unwrap();
+        let mut monitor = monitor(&fake, Limits::default());
+        look(&mut monitor).await;
+        for (kind, passes) in [(Transient, true), (BackendErrorKind::Other, false)] {
+            fake.fail(crate::fake::Fault { call: "find", collection: fake.topic(), kind, applied: false });
+            assert_eq!(monitor.sample().await.unwrap_err().is_transient(), passes);
+            assert_eq!(look(&mut monitor).await.topics[0].waiting, 1);
+        }
+    }
+
     async fn without_streams_it_looks_all_the_same(fake) {
         let a = fake.connect("a").await;
         a.publish(Message::new("t")).await.unwrap();
@@ -119,7 +189,7 @@ in_every_layout! {
         for kind in [Transient, HistoryLost] {
             look(&mut monitor).await;
             fake.break_streams(kind);
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            told().await;
             let queue = look(&mut monitor).await;
             assert!(queue.notes.iter().any(|note| note.contains("broke")), "{:?}", queue.notes);
             assert!(queue.topics[0].sent.is_none() && queue.topics[0].waiting == 1, "{queue:?}");
@@ -129,4 +199,44 @@ in_every_layout! {
         let names: Vec<_> = queues.iter().map(|queue| (queue.name.as_str(), queue.nodes.len())).collect();
         assert_eq!(names, [("msg", 1), ("other", 1)]);
     }
+}
+
+#[tokio::test]
+async fn layouts_that_share_locks_count_them_once() {
+    let fake = Fake::of(Layout::Standard);
+    for layout in [Layout::Standard, Layout::DualChannel] {
+        announce(&fake, "msg", layout.name(), layout);
+    }
+    fake.store_empty("msg");
+    for collection in ["msg_lck", "msg_lck_t"] {
+        fake.store(collection, doc! {"_id": MessageId::generate().to_bson(), "lock_id": "standard"});
+    }
+    let queue = look(&mut monitor(&fake, Limits::default())).await;
+    assert_eq!((queue.layouts.len(), queue.locks), (2, 1), "{queue:?}");
+    assert_eq!(queue.nodes.iter().map(|node| node.locks).collect::<Vec<_>>(), [0, 1]);
+    announce(&fake, "msg", "multi", Layout::MultiCollection);
+    assert_eq!(look(&mut monitor(&fake, Limits::default())).await.locks, 2);
+    let queue = look(&mut monitor(&fake, Limits { collections: 1, ..Limits::default() })).await;
+    assert!(queue.notes.contains(&"1 of 2 collections of locks are read".to_owned()), "{:?}", queue.notes);
+    assert_eq!(queue.locks, 1);
+}
+
+#[tokio::test]
+async fn what_may_be_of_other_queues_is_said() {
+    let fake = Fake::of(Layout::MultiCollection);
+    let notes = async |queue: &str, layout| {
+        let mut monitor =
+            Monitor::new(Arc::new(fake.clone()), Some(queue.to_owned()), Some(layout), Limits::default());
+        look(&mut monitor).await.notes
+    };
+    announce(&fake, "mmsg_shop", "a", Layout::MultiCollection);
+    assert!(notes("shop", Layout::MultiCollection).await.is_empty());
+    announce(&fake, "mmsg_shop_eu", "b", Layout::MultiCollection);
+    announce(&fake, "msg", "c", Layout::MultiCollection);
+    let directed = |queues: &str| format!("directed messages and answers may be of other queues: {queues}");
+    let topics = "topics may be of queues whose collections begin alike: shop_eu".to_owned();
+    assert_eq!(notes("shop", Layout::MultiCollection).await, [directed("msg, shop_eu"), topics]);
+    assert_eq!(notes("shop_eu", Layout::MultiCollection).await, [directed("msg, shop")]);
+    assert_eq!(notes("msg", Layout::MultiCollection).await, [directed("shop, shop_eu")]);
+    assert!(notes("shop", Layout::Standard).await.is_empty());
 }
