@@ -128,7 +128,8 @@ pub(crate) struct LogFile {
 }
 
 impl LogFile {
-    fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> DiskError {
+    /// Makes the error of an action on this file, a verb.
+    pub(crate) fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> DiskError {
         error(action, self.path.to_path_buf())
     }
 

@@ -202,7 +202,7 @@ impl Inner {
                 return Ok(Some("the payload's checksum does not match"));
             };
             if frame.kind == Kind::Synced {
-                let mark = Synced::decode(end.scanner.held(&body));
+                let mark = Synced::decode(end.scanner.shown(&body));
                 mark.into_iter().for_each(|mark| self.raise_synced(mark.upto));
             }
             end.link = Some(link);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rockdove_journal::{
-    AppendError, Cycle, CycleChoice, CycleLength, Health, Journal, LogView, Options, SyncPolicy, WaitError,
+    AppendError, Cycle, CycleChoice, CycleLength, Health, Journal, LogView, Options, ReadError, SyncPolicy, WaitError,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -92,6 +92,32 @@ fn who_reads_the_file_finds_whole_entries() {
         writer.append(&[head, tail], 0).unwrap();
     }
     reader.join().unwrap();
+}
+
+/// I20: what was checked before the page was lost is not given out.
+#[test]
+fn a_page_that_is_lost_while_it_is_read_is_an_error() {
+    let temp = tempfile::tempdir().unwrap();
+    let (journal, mut writer, _) = Journal::open(temp.path(), options()).unwrap();
+    for _ in 0..3 {
+        writer.append(&[&[7; 200]], 0).unwrap();
+    }
+    let file = segments(temp.path())[0].clone();
+    let mut tailer = journal.tailer();
+    let read = tailer.read(|entry| {
+        shorten(&file, 0);
+        Ok::<_, ReadError>(entry.payload.to_vec())
+    });
+    match read {
+        Err(ReadError::Disk(error)) => {
+            assert!(error.to_string().contains("shortened"), "{error}");
+            assert_eq!(tailer.position(), 1);
+        }
+        // Read by calls.
+        Ok(Some(bytes)) => assert_eq!(bytes, [7; 200]),
+        other => panic!("{other:?}"),
+    }
+    assert!(tailer.next_entry().is_err());
 }
 
 /// A segment that was completed early gives its space back only when nobody reads it in memory any more.
