@@ -120,7 +120,6 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         keeper: Mutex::default(),
         key: options.codec.key,
         is_short: preparer.is_short(),
-        untrimmed: Mutex::default(),
     });
     let mut core = Core {
         lap: cycle
