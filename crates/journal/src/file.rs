@@ -202,11 +202,6 @@ impl LogFile {
         self.file.map(from, published)
     }
 
-    /// The error for a store in memory that was refused.
-    pub(crate) fn store_error(&self, cause: io::Error) -> DiskError {
-        self.error("write")(cause)
-    }
-
     pub(crate) fn shorten(&self, len: u64) -> Result<(), DiskError> {
         self.file.shorten(len).map_err(self.error("shorten"))
     }

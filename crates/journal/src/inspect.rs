@@ -17,8 +17,9 @@ use crate::journal::LOCK;
 use crate::options::{CycleChoice, INDEX_MAX};
 use crate::recover::{self, Cut, Found, Strictness, load, segment_names};
 use crate::scan::{Scanner, Slot};
+use crate::secrecy;
 use crate::segment::{FRAMES_AT, Header, SEAL_AT, SEAL_BYTES, TEMP_ENDING};
-use crate::state::{self, State, StateFile};
+use crate::state::{self, KeyCheck, State, StateFile};
 use crate::tail::check_next;
 
 /// What [`inspect`] found.
@@ -549,7 +550,8 @@ pub struct RepairReport {
 /// Makes a log openable again. Refused while a writer has it open.
 ///
 /// Without [`RepairOptions::accept_loss`] it does what opening does, and makes a lost state anew; damage to what was
-/// durable is an error and changes nothing. Run again after an interruption it goes on.
+/// durable is an error and changes nothing. Run again after an interruption it goes on. It needs no key: a log whose state
+/// was lost and in which entries are encrypted takes the key that opens the newest of them.
 pub fn repair(disk: Arc<dyn Disk>, options: RepairOptions) -> Result<RepairReport, OpenError> {
     let folder = Folder::new(disk);
     let _lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
@@ -592,7 +594,10 @@ fn rebuild_state(folder: &Folder, names: &[String], segments: &[(u64, String)]) 
         let what = "there is no log";
         return Err(Damage { file: folder.path(""), offset: 0, index: 0, what }.into());
     }
-    let state = state_of_segments(folder, segments)?;
+    let mut state = state_of_segments(folder, segments)?;
+    if secrecy::has_encrypted(folder, &state)? {
+        state.key_check = Some(KeyCheck::Lost);
+    }
     StateFile::replace(folder, state)?;
     Ok(true)
 }

@@ -81,6 +81,7 @@ mod repair;
 mod retention;
 mod risk;
 mod scan;
+mod secrecy;
 mod seek;
 mod segment;
 #[cfg(any(test, feature = "sim"))]

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::TryRng;
+use rand::rngs::SysRng;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
@@ -116,7 +118,12 @@ impl Disk for RealDisk {
     }
 
     fn entropy(&self) -> u64 {
-        rand::random()
+        // From the system each time: what a process has in its memory is the same after a fork, or when its machine was
+        // set back to a snapshot.
+        SysRng.try_next_u64().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the system has no random bytes");
+            rand::random()
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
