@@ -3,19 +3,29 @@
 //! Invariants
 //! * Each frame says how its payload is stored. A log may change its codec; what is there stays readable.
 //! * What is encrypted is bound to its log and its place there: an entry that was moved, or given another time, value or
-//!   level, is not readable. That entries at the end are missing cannot be told.
-//! * A nonce is random and long enough never to come twice, also not where a cut frame is written anew.
+//!   level, is not readable.
+//! * A nonce is 24 random bytes of the operating system, asked for anew for each entry, so it never comes twice: also not
+//!   where a cut frame is written anew, in a process that was forked, or in a machine that was set back to a snapshot. That
+//!   takes 0.4 microseconds, a twentieth of what it takes to append an encrypted entry of 1 KiB.
 //! * A stored length is checked before memory is taken for it.
+//! * Payloads are stored as they are only if the codec says so: no failure or panic on the way leads there.
 //!
-//! Lengths, indexes, times, values and levels are not encrypted. Compression before encryption lets lengths tell of the
-//! content: do not choose both where others can put text of theirs beside secrets.
+//! Encryption is against those who can read the files. They learn lengths, indexes, times, values and levels, which are not
+//! encrypted. Compression before encryption lets lengths tell of the content: do not choose both where others can put text
+//! of theirs beside secrets.
+//!
+//! It is not against those who can write the files: the log as a whole is not authenticated. They cannot make a text of
+//! their own that the key opens, but they can put entries there that are not encrypted, change terms and durable marks,
+//! and remove entries from the end or the beginning. Checksums are no hindrance to them.
 
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
 use chacha20poly1305::aead::{AeadInOut, KeyInit};
 use chacha20poly1305::{Tag, XChaCha20Poly1305, XNonce};
-use rand::Rng;
+use rand::TryRng;
+use rand::rngs::SysRng;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::compress_bound;
 
@@ -46,12 +56,13 @@ pub struct Codec {
 pub enum Compression {
     /// Zstandard (RFC 8878).
     Zstd {
-        /// 1 is fast, 19 small; levels below 0 are faster still.
+        /// 1 is fast, 19 small; levels below 0 are faster still. From -131072 to 22.
         level: i32,
     },
 }
 
-/// The key of an encrypted log: 32 bytes for XChaCha20-Poly1305. Wiped from memory when the last copy is dropped.
+/// The key of an encrypted log: 32 bytes for XChaCha20-Poly1305. Each copy is wiped from memory when it is dropped; traces
+/// may stay where it was moved from, and what it was made from is its owner's to wipe.
 #[derive(Clone)]
 pub struct Key(XChaCha20Poly1305);
 
@@ -63,7 +74,7 @@ impl Key {
 
     /// What the log's state keeps to know its key again.
     pub(crate) fn check(&self, log_id: &[u8; 16]) -> [u8; TAG_BYTES] {
-        let nonce = XNonce::default(); // random ones are never this
+        let nonce = XNonce::default(); // an entry with this one is not opened
         let tag = self.0.encrypt_inout_detached(&nonce, log_id, (&mut [][..]).into());
         tag.expect("nothing is not too long").into()
     }
@@ -137,21 +148,22 @@ pub(crate) struct Coder {
 }
 
 impl Coder {
-    /// `None` if payloads are stored as they are.
-    pub(crate) fn new(codec: &Codec) -> std::io::Result<Option<Coder>> {
+    pub(crate) fn new(codec: &Codec) -> io::Result<Coder> {
         let compressor = match codec.compression {
             None => None,
             Some(Compression::Zstd { level }) => Some(Compressor::new(level)?),
         };
-        if compressor.is_none() && codec.key.is_none() {
-            return Ok(None);
-        }
         let (key, encoding) = (codec.key.clone(), Encoding::default());
-        Ok(Some(Coder { compressor, key, encoding, plain: Vec::new(), stored: Vec::new() }))
+        Ok(Coder { compressor, key, encoding, plain: Vec::new(), stored: Vec::new() })
     }
 
-    /// Takes in a payload; the number of bytes that will be stored.
-    pub(crate) fn pack(&mut self, parts: &[&[u8]]) -> usize {
+    /// True if payloads are stored as they are: then there is nothing to pack and to seal.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.compressor.is_none() && self.key.is_none()
+    }
+
+    /// Takes in a payload; the number of bytes that will be stored. Fails if the system has no random bytes.
+    pub(crate) fn pack(&mut self, parts: &[&[u8]]) -> io::Result<usize> {
         for buffer in [&mut self.plain, &mut self.stored] {
             buffer.clear();
             buffer.shrink_to(KEPT_BYTES);
@@ -159,12 +171,12 @@ impl Coder {
         self.encoding = Encoding { compressed: false, encrypted: self.key.is_some() };
         if self.encoding.encrypted {
             self.stored.resize(NONCE_BYTES, 0);
-            rand::rng().fill_bytes(&mut self.stored);
+            SysRng.try_fill_bytes(&mut self.stored)?;
         }
         if !self.compress(parts) {
             parts.iter().for_each(|part| self.stored.extend_from_slice(part));
         }
-        self.stored.len() + if self.encoding.encrypted { TAG_BYTES } else { 0 }
+        Ok(self.stored.len() + if self.encoding.encrypted { TAG_BYTES } else { 0 })
     }
 
     /// True if that made it shorter.
@@ -196,15 +208,20 @@ impl Coder {
         self.encoding
     }
 
-    /// What is stored of it, in the place that `frame` names.
-    pub(crate) fn seal(&mut self, frame: &Frame, log_id: &[u8; 16]) -> &[u8] {
+    /// What is stored of it, in the place that `frame` names. [`reuse`](Self::reuse) takes the memory back.
+    pub(crate) fn seal(&mut self, frame: &Frame, log_id: &[u8; 16]) -> Vec<u8> {
         if let Some(key) = &self.key {
             let (nonce, body) = self.stored.split_at_mut(NONCE_BYTES);
             let nonce: &[u8; NONCE_BYTES] = (&*nonce).try_into().expect("split there");
             let tag = key.0.encrypt_inout_detached(nonce.into(), &place(frame, log_id), body.into());
             self.stored.extend_from_slice(&tag.expect("a payload's length is far below the cipher's limit"));
         }
-        &self.stored
+        std::mem::take(&mut self.stored)
+    }
+
+    /// Takes memory for the next payload.
+    pub(crate) fn reuse(&mut self, stored: Vec<u8>) {
+        self.stored = stored;
     }
 }
 
@@ -241,15 +258,21 @@ impl Decoder {
             buffer.clear();
             buffer.shrink_to(KEPT_BYTES);
         }
-        let mut body = stored;
-        if frame.encoding.encrypted {
-            self.open(stored, frame, log_id)?;
-            body = &self.opened;
-        }
-        if !frame.encoding.compressed {
-            self.plain.extend_from_slice(body);
-            return Ok(());
-        }
+        let key = self.key.as_ref();
+        let body = match frame.encoding {
+            Encoding { encrypted: true, compressed: false } => {
+                return open(key, stored, frame, log_id, &mut self.plain);
+            }
+            Encoding { encrypted: true, compressed: true } => {
+                open(key, stored, frame, log_id, &mut self.opened)?;
+                &self.opened
+            }
+            Encoding { encrypted: false, compressed: true } => stored,
+            Encoding { encrypted: false, compressed: false } => {
+                self.plain.extend_from_slice(stored);
+                return Ok(());
+            }
+        };
         const BAD: Unreadable = Unreadable::Damaged("the payload cannot be decompressed");
         let (length, compressed) = body.split_at_checked(LENGTH_BYTES).ok_or(BAD)?;
         let length = u32_at(length, 0);
@@ -267,22 +290,32 @@ impl Decoder {
         }
     }
 
-    fn open(&mut self, stored: &[u8], frame: &Frame, log_id: &[u8; 16]) -> Result<(), Unreadable> {
-        const SHORT: Unreadable = Unreadable::Damaged("the encrypted payload is too short");
-        let key = self.key.as_ref().ok_or(Unreadable::NoKey)?;
-        let (nonce, sealed) = stored.split_first_chunk::<NONCE_BYTES>().ok_or(SHORT)?;
-        let (sealed, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or(SHORT)?;
-        self.opened.extend_from_slice(sealed);
-        let (tag, place) = (Tag::from(*tag), place(frame, log_id));
-        let opened =
-            key.0.decrypt_inout_detached(nonce.into(), &place, self.opened.as_mut_slice().into(), &tag);
-        opened.map_err(|_| Unreadable::OtherKey)
-    }
-
     /// The payload that was decoded last.
     pub(crate) fn payload(&self) -> &[u8] {
         &self.plain
     }
+}
+
+/// Decrypts what was stored for a frame into an empty buffer.
+fn open(
+    key: Option<&Key>,
+    stored: &[u8],
+    frame: &Frame,
+    log_id: &[u8; 16],
+    to: &mut Vec<u8>,
+) -> Result<(), Unreadable> {
+    const SHORT: Unreadable = Unreadable::Damaged("the encrypted payload is too short");
+    let key = key.ok_or(Unreadable::NoKey)?;
+    let (nonce, sealed) = stored.split_first_chunk::<NONCE_BYTES>().ok_or(SHORT)?;
+    let (sealed, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or(SHORT)?;
+    if *nonce == [0; NONCE_BYTES] {
+        // The key's check has it; nothing that was appended does.
+        return Err(Unreadable::Damaged("the nonce of the encrypted payload is zeros"));
+    }
+    to.extend_from_slice(sealed);
+    let (tag, place) = (Tag::from(*tag), place(frame, log_id));
+    let opened = key.0.decrypt_inout_detached(nonce.into(), &place, to.as_mut_slice().into(), &tag);
+    opened.map_err(|_| Unreadable::OtherKey)
 }
 
 #[cfg(test)]
@@ -317,10 +350,13 @@ mod tests {
 
     /// What is stored of a payload, and the frame it is stored in.
     fn stored(codec: &Codec, parts: &[&[u8]]) -> Option<(Vec<u8>, Frame)> {
-        let mut coder = Coder::new(codec).unwrap()?;
-        let length = coder.pack(parts);
+        let mut coder = Coder::new(codec).unwrap();
+        if coder.is_plain() {
+            return None;
+        }
+        let length = coder.pack(parts).unwrap();
         let frame = frame(coder.encoding());
-        let stored = coder.seal(&frame, &LOG).to_vec();
+        let stored = coder.seal(&frame, &LOG);
         assert_eq!(stored.len(), length, "known before it is encrypted");
         Some((stored, frame))
     }
@@ -359,6 +395,19 @@ mod tests {
         }
         let again = stored(&codec, &[b"secret ", b"text"]).unwrap().0;
         assert_ne!(bytes, again, "the same text never looks the same");
+    }
+
+    /// The tag of the key's check is in the state for all to read: it must not open an entry.
+    #[test]
+    fn a_nonce_of_zeros_is_not_opened() {
+        let frame = frame(Encoding { compressed: false, encrypted: true });
+        let key = key(1);
+        let mut stored = vec![0; NONCE_BYTES];
+        let tag =
+            key.0.encrypt_inout_detached(&XNonce::default(), &place(&frame, &LOG), (&mut [][..]).into());
+        stored.extend(tag.unwrap());
+        let refused = decoded(Some(key), &stored, &frame);
+        assert_eq!(refused, Err(Unreadable::Damaged("the nonce of the encrypted payload is zeros")));
     }
 
     #[test]

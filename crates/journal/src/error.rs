@@ -106,7 +106,8 @@ pub enum AppendError {
     /// The next segment could not be made. Nothing was published; a later append tries again.
     #[error("no next segment: {0}")]
     Segment(#[source] DiskError),
-    /// The log has ended by an earlier failure and must be opened anew.
+    /// The log has ended, now or by an earlier failure, and must be opened anew. If it ended now it is not known whether
+    /// the entry is there: the next opening may find it whole, and readers in other processes before that.
     #[error("the journal stopped: {0}")]
     Failed(#[source] DiskError),
     /// The writer was closed or dropped.

@@ -128,7 +128,8 @@ pub(crate) struct LogFile {
 }
 
 impl LogFile {
-    fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> DiskError {
+    /// Makes the error of an action on this file, a verb.
+    pub(crate) fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> DiskError {
         error(action, self.path.to_path_buf())
     }
 
@@ -199,11 +200,6 @@ impl LogFile {
     /// The file in memory, where that can be: readable from `from` on, up to `published` for now.
     pub(crate) fn map(&self, from: u64, published: u64) -> Option<Box<dyn Mapping>> {
         self.file.map(from, published)
-    }
-
-    /// The error for a store in memory that was refused.
-    pub(crate) fn store_error(&self, cause: io::Error) -> DiskError {
-        self.error("write")(cause)
     }
 
     pub(crate) fn shorten(&self, len: u64) -> Result<(), DiskError> {

@@ -98,6 +98,11 @@ pub(crate) const fn stride(payload_len: u64) -> u64 {
 }
 
 impl Frame {
+    /// Bytes from its beginning to the next frame's.
+    pub(crate) fn stride(&self) -> u64 {
+        stride(self.payload_len.into())
+    }
+
     /// Sets `body_crc` for this payload.
     #[cfg(test)]
     pub(crate) fn with_payload(mut self, log_id: &[u8; 16], parts: &[&[u8]]) -> Self {

@@ -17,8 +17,9 @@ use crate::journal::LOCK;
 use crate::options::{CycleChoice, INDEX_MAX};
 use crate::recover::{self, Cut, Found, Strictness, load, segment_names};
 use crate::scan::{Scanner, Slot};
+use crate::secrecy;
 use crate::segment::{FRAMES_AT, Header, SEAL_AT, SEAL_BYTES, TEMP_ENDING};
-use crate::state::{self, State, StateFile};
+use crate::state::{self, KeyCheck, State, StateFile};
 use crate::tail::check_next;
 
 /// What [`inspect`] found.
@@ -312,8 +313,21 @@ struct Look<'a> {
     last_good: u64,
     segments: Vec<SegmentReport>,
     findings: Vec<Finding>,
-    /// Bad up to the end of its segment: the next segment's base tells how many entries that are.
-    pending: Option<Finding>,
+    pending: Option<Pending>,
+}
+
+/// Bad up to the end of its segment: the next segment's base tells how many entries that are.
+struct Pending {
+    finding: Finding,
+    /// [`Look::broken`] as it was before, if none of what is bad need be an entry: the segment has no seal that says where
+    /// its entries end.
+    before: Option<bool>,
+}
+
+impl From<Finding> for Pending {
+    fn from(finding: Finding) -> Pending {
+        Pending { finding, before: None }
+    }
 }
 
 impl Look<'_> {
@@ -342,7 +356,8 @@ impl Look<'_> {
                     disk_bytes: len,
                     ..SegmentReport::default()
                 });
-                self.pending = Some(HEADER.for_entries(damage.file, damage.offset, damage.what, base..=base));
+                let finding = HEADER.for_entries(damage.file, damage.offset, damage.what, base..=base);
+                self.pending = Some(finding.into());
                 (self.broken, self.link) = (true, None);
             }
             Err(OpenError::Unsupported { file, what }) => {
@@ -354,7 +369,7 @@ impl Look<'_> {
                     disk_bytes: len,
                     ..SegmentReport::default()
                 });
-                self.pending = Some(VERSION.for_entries(file, 0, what, base..=base));
+                self.pending = Some(VERSION.for_entries(file, 0, what, base..=base).into());
                 (self.broken, self.link) = (true, None);
             }
             Err(other) => return Err(other),
@@ -363,7 +378,13 @@ impl Look<'_> {
     }
 
     fn settle_pending(&mut self, next_base: Option<u64>) {
-        let Some(mut finding) = self.pending.take() else { return };
+        let Some(Pending { mut finding, before }) = self.pending.take() else { return };
+        let first = finding.entries.as_ref().map(|entries| *entries.start());
+        if let Some(before) = before.filter(|_| first == next_base) {
+            // The next segment continues it: it is complete, whatever lies after its last entry.
+            self.broken = before;
+            return;
+        }
         if let (Some(entries), Some(base)) = (&mut finding.entries, next_base) {
             *entries = *entries.start()..=(base - 1).max(*entries.start());
             (self.next, self.link) = (base, None);
@@ -386,6 +407,7 @@ impl Look<'_> {
         let mut scanner = found.scanner(self.state.log_id);
         let end = found.seal.map_or(found.header.size, |seal| seal.end);
         let mut at = FRAMES_AT;
+        let mut before = self.broken;
         // Where the first bad bytes lie, what is wrong, and which entry should be there.
         let mut bad: Option<(u64, &'static str, u64)> = None;
         while at < end {
@@ -393,6 +415,7 @@ impl Look<'_> {
             at += match self.frame(&mut scanner, at, end, &mut report, bad.is_some())? {
                 Step::Good(bytes) => {
                     if let Some((bad_at, what, first)) = bad.take() {
+                        before = true;
                         let entries = first..=(report.last - 1).max(first);
                         self.findings.push(FRAME.for_entries(found.file.path(), bad_at, what, entries));
                     }
@@ -412,7 +435,8 @@ impl Look<'_> {
             progress(at);
         }
         if let Some((bad_at, what, first)) = bad {
-            self.pending = Some(FRAME.for_entries(found.file.path(), bad_at, what, first..=first));
+            let finding = FRAME.for_entries(found.file.path(), bad_at, what, first..=first);
+            self.pending = Some(Pending { finding, before: found.seal.is_none().then_some(before) });
         } else if found.seal.is_some_and(|seal| seal.last != report.last) {
             let what = "the last frame is not the one that the seal names";
             self.findings.push(SEAL.found(found.file.path(), SEAL_AT, what));
@@ -526,7 +550,8 @@ pub struct RepairReport {
 /// Makes a log openable again. Refused while a writer has it open.
 ///
 /// Without [`RepairOptions::accept_loss`] it does what opening does, and makes a lost state anew; damage to what was
-/// durable is an error and changes nothing. Run again after an interruption it goes on.
+/// durable is an error and changes nothing. Run again after an interruption it goes on. It needs no key: a log whose state
+/// was lost and in which entries are encrypted takes the key that opens the newest of them.
 pub fn repair(disk: Arc<dyn Disk>, options: RepairOptions) -> Result<RepairReport, OpenError> {
     let folder = Folder::new(disk);
     let _lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
@@ -569,7 +594,10 @@ fn rebuild_state(folder: &Folder, names: &[String], segments: &[(u64, String)]) 
         let what = "there is no log";
         return Err(Damage { file: folder.path(""), offset: 0, index: 0, what }.into());
     }
-    let state = state_of_segments(folder, segments)?;
+    let mut state = state_of_segments(folder, segments)?;
+    if secrecy::has_encrypted(folder, &state)? {
+        state.key_check = Some(KeyCheck::Lost);
+    }
     StateFile::replace(folder, state)?;
     Ok(true)
 }

@@ -23,7 +23,7 @@ use crate::risk::{Cause, Exposure};
 use crate::scan::Scanner;
 use crate::segment::Segment;
 use crate::state::StateFile;
-use crate::sync::{Asked, Desk, Untrimmed};
+use crate::sync::{Asked, Desk};
 use crate::tail::{NamedTailer, Seek, Source, Tailer, Visibility};
 use crate::writer::{Core, Ticket, Writer};
 
@@ -38,7 +38,7 @@ pub(crate) const LOCK: &str = "lock";
 
 /// What the writer, the syncer and the handles share.
 ///
-/// Lock order: `core`, `state_file`, then `segments`, then the desk's. `untrimmed` is held alone.
+/// Lock order: `core`, `state_file`, then `segments`, then the desk's.
 pub(crate) struct Shared {
     pub folder: Folder,
     pub log_id: [u8; 16],
@@ -56,8 +56,6 @@ pub(crate) struct Shared {
     pub keeper: Mutex<Option<Arc<Bell>>>,
     /// Whether there was no space for the next segment.
     pub is_short: Arc<AtomicBool>,
-    /// Sealed segments that are shortened once nobody reads them in memory. As many as tailers stand in old segments.
-    pub untrimmed: Mutex<Vec<Untrimmed>>,
 }
 
 impl Shared {

@@ -36,7 +36,8 @@
 //! * `synced <= written`; both only grow. `synced` moves only after a sync that began after the entry was
 //!   written has returned without error, and never past an entry whose predecessors are not on disk.
 //! * What is read is what was appended: each frame carries checksums bound to the log, to the file and to the
-//!   frame before it. A frame that fails them is an error with the file's name and the offset, never data.
+//!   frame before it. A frame that fails them is an error with the file's name and the offset, never data. What is
+//!   borrowed while somebody takes the file away has an exception: [`EntryRef::payload`].
 //! * An acknowledgement says what was reached, and follows from the marks alone ([`acknowledge`]). With a hard cap the
 //!   value of what was acknowledged at [`Level::Risk`] and is not safe never passes it.
 //! * Opening cuts only what was never reported as synced, keeps a copy of what it cut, and says so in
@@ -80,6 +81,7 @@ mod repair;
 mod retention;
 mod risk;
 mod scan;
+mod secrecy;
 mod seek;
 mod segment;
 #[cfg(any(test, feature = "sim"))]

@@ -10,13 +10,18 @@
 //! * There is one [`WindowWriter`] for a [`Window`]; it stores only at or after `published`, which only grows.
 //! * A `Window` shows bytes only between `from` and `published`. A reader that has loaded `published` (acquire) sees all
 //!   that was stored before it was moved (release).
-//! * Nobody else in the process writes to the file between `from` and `published` while it is mapped, and nobody takes
-//!   its published part away: the log holds the folder's lock, and shortens a file only once no window shows it.
+//! * Nobody changes the file between `from` and `published` while it is mapped. The log itself shortens it behind
+//!   `published` only, when it is sealed. A tailer's window may outlive the writer and its lock: whoever opens the log then
+//!   writes what is published anew as it is, and otherwise behind it. Only a repair that gives up damaged entries changes
+//!   more, and whoever else writes to the file.
 //!
-//! A page that the kernel cannot give (somebody else has shortened the file, or the disk cannot be read) is a signal,
-//! SIGBUS. It is made an error: the handler puts a page of zeros in the place and marks the window as lost, so the
-//! store goes on, is then refused and ends the log; a reader finds zeros, which no checksum accepts. Where the fault
-//! is not in a window whoever handled the signal before handles it.
+//! A page that the kernel cannot give (somebody else has shortened the file, the disk cannot be read, or a store needs space
+//! and there is none) is a signal, SIGBUS. It is made an error: the handler puts a page of zeros in the place and marks the
+//! window as lost, so the store goes on, is then refused and ends the log. A reader finds zeros: no checksum accepts them,
+//! and what was checked before is refused if the window is lost once it has been read ([`Window::is_lost`]). Only bytes that
+//! a reader keeps borrowed beyond that can become zeros while it looks at them, which Rust does not allow for: who reads
+//! files that others may shorten copies the bytes (`Tailer::read`). Where the fault is not in a window whoever handled the
+//! signal before handles it.
 
 #![allow(unsafe_code)]
 
@@ -87,7 +92,9 @@ impl Window {
         }
         // SAFETY: the range lies in the mapping, because `published` never passes `len`. Its bytes are initialised, as a
         // file's are, and nobody writes to them any more: the writer stores at or after `published` only, and the module's
-        // third invariant is about everybody else. The slice cannot outlive the window, which owns the mapping.
+        // third invariant is about everybody else. Where that is broken from outside a page may become zeros, but it stays
+        // readable: no pointer or length is ever taken from these bytes, and `is_lost` tells. The slice cannot outlive the
+        // window, which owns the mapping.
         Some(unsafe {
             let first = self.start.as_ptr().add(range.start as usize);
             std::slice::from_raw_parts(first, (range.end - range.start) as usize)
@@ -100,8 +107,16 @@ impl Window {
     }
 
     /// True once a page of the file could not be had. It does not become good again.
+    #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.watch.is_lost()
+    }
+
+    /// The error of a window that is lost.
+    pub(crate) fn loss() -> io::Error {
+        io::Error::other(
+            "it was shortened while the log is open, or the disk cannot read it, or there is no space for it",
+        )
     }
 }
 
@@ -150,9 +165,7 @@ impl Mapping for WindowWriter {
             AtomicU64::from_ptr(first.cast()).store(u64::from_ne_bytes(*word), Ordering::Release);
         }
         match self.window.is_lost() {
-            true => {
-                Err(io::Error::other("it was shortened while the log is open, or the disk cannot read it"))
-            }
+            true => Err(Window::loss()),
             false => Ok(()),
         }
     }
@@ -244,11 +257,7 @@ mod signal {
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            let previous = PREVIOUS.get_or_init(|| previous);
-            let mut ours: libc::sigaction = std::mem::zeroed();
-            ours.sa_sigaction = handle as extern "C" fn(_, _, _) as usize;
-            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            ours.sa_mask = previous.sa_mask;
+            let ours = ours(PREVIOUS.get_or_init(|| previous));
             if libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -257,11 +266,21 @@ mod signal {
         Ok(())
     }
 
+    /// What is installed, in the place of `previous`.
+    fn ours(previous: &libc::sigaction) -> libc::sigaction {
+        // SAFETY: the structure is plain data, for which zeros are a value.
+        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+        ours.sa_sigaction = handle as extern "C" fn(_, _, _) as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        ours.sa_mask = previous.sa_mask;
+        ours
+    }
+
     extern "C" fn handle(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the kernel passes a valid `info`; faults, and only they, have a positive code and an address.
         let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
         if !fault.is_some_and(replace_page) {
-            pass_on(number, info, context);
+            pass_on(number, info, context, fault.is_some());
         }
     }
 
@@ -297,23 +316,33 @@ mod signal {
         put != libc::MAP_FAILED
     }
 
-    /// Has the signal handled as it was before.
-    fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    /// Has the signal handled as it was before. One that was sent, and is no fault, may be ignored and must not change
+    /// who handles the next one.
+    fn pass_on(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_fault: bool) {
         let Some(previous) = PREVIOUS.get() else { return };
         // SAFETY: `previous` is what the system had; the type of its handler follows from its flags. Where there was none
-        // the default comes back, and the instruction that failed is carried out again and ends the process.
+        // the default comes back, which ends the process: the instruction that failed is carried out again, or the signal
+        // that was sent comes once more as soon as this handler has returned.
         unsafe {
             match previous.sa_sigaction {
+                libc::SIG_IGN if !is_fault => {}
                 libc::SIG_DFL | libc::SIG_IGN => {
                     let mut default: libc::sigaction = std::mem::zeroed();
                     default.sa_sigaction = libc::SIG_DFL;
                     libc::sigaction(number, &default, std::ptr::null_mut());
+                    if !is_fault {
+                        libc::raise(number);
+                    }
                 }
                 handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
                     type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
                     std::mem::transmute::<usize, Handler>(handler)(number, info, context);
                 }
                 handler => std::mem::transmute::<usize, extern "C" fn(libc::c_int)>(handler)(number),
+            }
+            if !is_fault && previous.sa_sigaction > libc::SIG_IGN {
+                // Rust's own handler takes every signal for a fault, and gives the place up.
+                libc::sigaction(number, &ours(previous), std::ptr::null_mut());
             }
         }
     }

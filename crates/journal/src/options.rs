@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, Compression};
 use crate::cycle::Cycle;
 use crate::retention::Retention;
 use crate::risk::RiskPolicy;
@@ -93,6 +93,30 @@ impl Options {
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes) {
             return Some("segment_bytes must be between 16 KiB and 1 GiB");
         }
+        // Other levels are not refused by Zstandard but taken for the nearest that there is.
+        if let Some(Compression::Zstd { level }) = self.codec.compression
+            && !zstd::compression_level_range().contains(&level)
+        {
+            return Some("the level of compression must be between -131072 and 22");
+        }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_of_compression() {
+        assert_eq!(zstd::compression_level_range(), -131_072..=22, "as the text says");
+        let fault = |level| {
+            let codec = Codec { compression: Some(Compression::Zstd { level }), key: None };
+            Options { codec, ..Options::default() }.fault()
+        };
+        assert!([-131_072, -5, 0, 1, 19, 22].iter().all(|level| fault(*level).is_none()));
+        for level in [i32::MIN, -131_073, 23, 1000] {
+            assert!(fault(level).is_some_and(|text| text.contains("level")), "{level}");
+        }
     }
 }

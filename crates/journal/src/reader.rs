@@ -47,6 +47,6 @@ impl Iterator for Reader {
     type Item = Result<Entry, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.next_entry().map(|entry| entry.map(Entry::from)).transpose()
+        self.0.read(|entry| Ok(Entry::from(entry))).transpose()
     }
 }

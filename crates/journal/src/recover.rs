@@ -422,11 +422,11 @@ impl Found {
         let (mut scanner, size) = (Scanner::new(self.file.clone(), [0; 16], 0), self.header.size);
         let mut at = start;
         while at < size {
-            let window = scanner.window(at, size)?;
-            if first_nonzero(window).is_some() {
+            let piece = scanner.piece(at, size)?;
+            if first_nonzero(piece).is_some() {
                 return Ok(true);
             }
-            at += window.len() as u64;
+            at += piece.len() as u64;
         }
         Ok(false)
     }
@@ -442,9 +442,9 @@ impl Found {
         let (mut scanner, size) = (self.scanner(log_id), self.header.size);
         let mut at = start;
         while at < size {
-            let window = scanner.window(at, size)?;
-            let Some(skip) = first_nonzero(window) else {
-                at += window.len() as u64;
+            let piece = scanner.piece(at, size)?;
+            let Some(skip) = first_nonzero(piece) else {
+                at += piece.len() as u64;
                 continue;
             };
             at += skip as u64 / ALIGN * ALIGN;
@@ -473,8 +473,8 @@ impl Found {
             Slot::Fault(fault @ Fault::Unsupported(_)) => drop(fault_text(fault, &self.file)?),
             Slot::Frame(..) | Slot::Fault(_) | Slot::Empty => {}
         }
-        let window = scanner.window(at, size)?;
-        let unit = &window[..window.len().min(ALIGN as usize)];
+        let piece = scanner.piece(at, size)?;
+        let unit = &piece[..piece.len().min(ALIGN as usize)];
         if let Some(last) = unit.iter().rposition(|b| *b != 0) {
             evidence.end = at + last as u64 + 1;
         }

@@ -61,9 +61,9 @@ impl Scanner {
         self.window.as_ref().map_or_else(|| segment.end(), |window| window.published())
     }
 
-    /// Moves the window to `offset`; it holds `want` bytes if there are so many. Never reads at or past `limit`:
+    /// Fills the buffer from `offset` on, with `want` bytes if there are so many. Never reads at or past `limit`:
     /// what lies there may still change.
-    fn piece(&mut self, offset: u64, want: usize, limit: u64) -> Result<&[u8], DiskError> {
+    fn fill(&mut self, offset: u64, want: usize, limit: u64) -> Result<&[u8], DiskError> {
         let most = want.max(PIECE_BYTES);
         let len = usize::try_from(limit.saturating_sub(offset)).unwrap_or(most).min(most);
         if self.buf.capacity() > PIECE_BYTES && len <= PIECE_BYTES {
@@ -81,11 +81,11 @@ impl Scanner {
     }
 
     /// Some bytes at `offset`, at least one if `offset < limit`.
-    pub(crate) fn window(&mut self, offset: u64, limit: u64) -> Result<&[u8], DiskError> {
+    pub(crate) fn piece(&mut self, offset: u64, limit: u64) -> Result<&[u8], DiskError> {
         self.bytes(offset, 1, limit)
     }
 
-    /// The bytes of the window from `offset`, refilled if fewer than `len` are left.
+    /// At least `len` bytes from `offset`, as far as the file or `limit` goes.
     fn bytes(&mut self, offset: u64, len: usize, limit: u64) -> Result<&[u8], DiskError> {
         if self.window.as_ref().is_some_and(|window| window.is_lost()) {
             // The file says what is wrong with it.
@@ -103,7 +103,7 @@ impl Scanner {
             .filter(|skip| self.buf.len().checked_sub(*skip).is_some_and(|held| held >= len));
         match held {
             Some(skip) => Ok(&self.buf[skip..]),
-            None => self.piece(offset, len, limit),
+            None => self.fill(offset, len, limit),
         }
     }
 
@@ -134,7 +134,7 @@ impl Scanner {
         let end = at + u64::from(frame.payload_len);
         while at < end {
             let want = usize::try_from(end - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
-            let piece = self.window(at, limit)?;
+            let piece = self.piece(at, limit)?;
             let piece = &piece[..piece.len().min(want)];
             digest = digest.add(piece);
             at += piece.len() as u64;
@@ -142,7 +142,7 @@ impl Scanner {
         Ok(digest.value() == frame.body_crc)
     }
 
-    /// Where in the file the payload of the frame at `offset` is, which can be had from [`Scanner::held`] then, or `None`
+    /// Where in the file the payload of the frame at `offset` is, which can be had from [`Scanner::shown`] then, or `None`
     /// if it is not the one its header was made for. The frame must have been found to end before `limit`.
     pub(crate) fn body(
         &mut self,
@@ -159,29 +159,40 @@ impl Scanner {
     }
 
     /// Bytes of the file that were the last to be looked at.
-    pub(crate) fn held(&self, range: &Range<u64>) -> &[u8] {
-        if let Some(bytes) = self.window.as_ref().and_then(|window| window.bytes(range.clone())) {
-            return bytes;
+    pub(crate) fn shown(&self, range: &Range<u64>) -> &[u8] {
+        shown(self.window.as_deref(), &self.buf, self.start, range)
+    }
+
+    /// An error if what was shown may have been zeros in the place of a page that could not be had.
+    pub(crate) fn check_shown(&self) -> Result<(), DiskError> {
+        match &self.window {
+            Some(window) if window.is_lost() => Err(self.file.error("read")(Window::loss())),
+            _ => Ok(()),
         }
-        let skip = (range.start - self.start) as usize;
-        &self.buf[skip..skip + (range.end - range.start) as usize]
     }
 
     /// Decodes the payload at a place that [`Scanner::body`] found.
     pub(crate) fn decode(&mut self, body: &Range<u64>, frame: &Frame) -> Result<(), Unreadable> {
-        let mut decoder = std::mem::take(&mut self.decoder);
-        let decoded = decoder.decode(self.held(body), frame, &self.log_id);
-        self.decoder = decoder;
-        decoded
+        let stored = shown(self.window.as_deref(), &self.buf, self.start, body);
+        self.decoder.decode(stored, frame, &self.log_id)
     }
 
     /// The payload of a frame at the place that was looked at last, as it was appended.
     pub(crate) fn payload(&self, body: &Range<u64>, frame: &Frame) -> &[u8] {
-        if frame.encoding.is_plain() { self.held(body) } else { self.decoder.payload() }
+        if frame.encoding.is_plain() { self.shown(body) } else { self.decoder.payload() }
     }
 
     /// Forgets what was read: the file may have changed.
     pub(crate) fn forget(&mut self) {
         self.buf.clear();
     }
+}
+
+/// Bytes of a file that a window or the buffer, which begins at `start`, has.
+fn shown<'a>(window: Option<&'a Window>, buf: &'a [u8], start: u64, range: &Range<u64>) -> &'a [u8] {
+    if let Some(bytes) = window.and_then(|window| window.bytes(range.clone())) {
+        return bytes;
+    }
+    let skip = (range.start - start) as usize;
+    &buf[skip..skip + (range.end - range.start) as usize]
 }

@@ -303,9 +303,10 @@ impl Segment {
         self.window.lock().clone()
     }
 
-    /// Gives readers the file in memory, or takes it from those that are still to come; what it was.
-    pub(crate) fn set_window(&self, window: Option<Arc<Window>>) -> Option<Arc<Window>> {
-        std::mem::replace(&mut self.window.lock(), window)
+    /// Gives readers the file in memory, or takes it from those that are still to come.
+    pub(crate) fn set_window(&self, window: Option<Arc<Window>>) {
+        // The one before is dropped when the lock is free again: giving a mapping back takes time.
+        let _before = std::mem::replace(&mut *self.window.lock(), window);
     }
 
     pub(crate) fn set_sealed(&self) {

@@ -72,6 +72,7 @@ struct Faults {
     syncs: Option<ErrorKind>,
     paused_ending: Option<String>,
     stop_after: Option<u64>,
+    panics: bool,
 }
 
 /// How often the disk was called.
@@ -137,6 +138,11 @@ impl SimDisk {
         self.world().faults.syncs = error;
     }
 
+    /// The next change panics, as a bug in whoever makes it would.
+    pub fn panic_once(&self) {
+        self.world().faults.panics = true;
+    }
+
     /// Lets syncs of the files whose names have this ending wait until the answer is dropped.
     pub fn pause_syncs(&self, ending: &str) -> PausedSyncs {
         self.world().faults.paused_ending = Some(ending.into());
@@ -199,6 +205,7 @@ impl World {
     fn change(&mut self) -> io::Result<()> {
         self.running()?;
         self.counts.changes += 1;
+        assert!(!std::mem::take(&mut self.faults.panics), "a panic on purpose");
         Ok(())
     }
 

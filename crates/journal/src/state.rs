@@ -66,7 +66,29 @@ pub(crate) struct State {
     /// When segments roll, besides when they are full.
     pub cycle: Option<Cycle>,
     /// What the key of the log's payloads is known by, if they are encrypted.
-    pub key_check: Option<[u8; 16]>,
+    pub key_check: Option<KeyCheck>,
+}
+
+/// What a key is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyCheck {
+    /// What [`Key::check`](crate::Key) makes of it.
+    Tag([u8; 16]),
+    /// Not known, because the state was lost: stored as zeros, which no key makes but one in 2^128.
+    Lost,
+}
+
+impl KeyCheck {
+    fn encode(self) -> [u8; 16] {
+        match self {
+            KeyCheck::Tag(tag) => tag,
+            KeyCheck::Lost => [0; 16],
+        }
+    }
+
+    fn decode(bytes: [u8; 16]) -> KeyCheck {
+        if bytes == [0; 16] { KeyCheck::Lost } else { KeyCheck::Tag(bytes) }
+    }
 }
 
 enum Copy {
@@ -78,7 +100,7 @@ enum Copy {
 }
 
 impl State {
-    /// The record of a log whose own is lost.
+    /// The record of a log whose own is lost, as if nothing in it were encrypted.
     pub(crate) fn rebuilt(log_id: [u8; 16], boot_id: [u8; 16], first: u64) -> State {
         let (durable_upto, clean) = (first - 1, false);
         State { sequence: 0, log_id, boot_id, first, durable_upto, clean, cycle: None, key_check: None }
@@ -102,7 +124,7 @@ impl State {
             put(&mut bytes, AT_ZONE, zone);
         }
         if let Some(check) = &self.key_check {
-            put(&mut bytes, AT_KEY_CHECK, check);
+            put(&mut bytes, AT_KEY_CHECK, &check.encode());
         }
         let at = crc_at(version);
         let crc = Crc32c::new().add(&bytes[..at]).value();
@@ -138,7 +160,8 @@ impl State {
             durable_upto: u64_at(bytes, AT_DURABLE),
             clean: flags & FLAG_CLEAN != 0,
             cycle,
-            key_check: (version >= 3).then(|| bytes[AT_KEY_CHECK..AT_CRC].try_into().expect("sixteen bytes")),
+            key_check: (version >= 3)
+                .then(|| KeyCheck::decode(bytes[AT_KEY_CHECK..AT_CRC].try_into().expect("sixteen bytes"))),
         })
     }
 }

@@ -21,8 +21,8 @@
 //! waiting for this thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,6 @@ use crate::control::Synced;
 use crate::error::{DiskError, WaitError};
 use crate::file::{Folder, LogFile};
 use crate::journal::Shared;
-use crate::map::Window;
 use crate::options::SyncPolicy;
 use crate::risk::{Cause, Causes, Exposure, Ledger, RiskPolicy, Scope, Weight};
 use crate::segment::{SEAL_AT, Seal, Segment};
@@ -54,14 +53,6 @@ pub(crate) struct Dirty {
     pub named: bool,
     /// Set when the segment is complete.
     pub seal: Option<Seal>,
-}
-
-/// A sealed segment that gives back what it does not need once nobody reads it in memory.
-pub(crate) struct Untrimmed {
-    segment: Arc<Segment>,
-    file: LogFile,
-    end: u64,
-    window: Weak<Window>,
 }
 
 /// What an appender waits for.
@@ -584,7 +575,7 @@ impl Shared {
         }
         self.desk.advance(target, causes, &dirty);
         self.tell(&Ok(target));
-        if let Err(e) = self.seal_complete(&dirty).and_then(|()| self.trim()) {
+        if let Err(e) = self.seal_complete(&dirty) {
             return self.fail_sync(e);
         }
         self.desk.forget_sealed();
@@ -616,21 +607,10 @@ impl Shared {
             write_seal(file, seal, segment.salt)?;
             segment.set_sealed();
             // Here, and not where appends would wait for it: giving a mapping back takes time.
-            let window = segment.set_window(None).map_or_else(Weak::new, |window| Arc::downgrade(&window));
-            let (segment, file) = (segment.clone(), file.clone());
-            self.untrimmed.lock().push(Untrimmed { segment, file, end: seal.end, window });
+            segment.set_window(None);
+            trim(segment, file, seal.end)?;
         }
         Ok(())
-    }
-
-    /// Shortens what can be shortened by now.
-    fn trim(&self) -> Result<(), DiskError> {
-        let (free, held) = std::mem::take(&mut *self.untrimmed.lock())
-            .into_iter()
-            .filter(|u| u.end.next_multiple_of(4096) < u.segment.size)
-            .partition::<Vec<_>, _>(|u| u.window.strong_count() == 0);
-        self.untrimmed.lock().extend(held);
-        free.iter().try_for_each(|u| trim(&u.segment, &u.file, u.end))
     }
 
     fn fail_sync(&self, error: DiskError) {
@@ -669,11 +649,13 @@ fn sync_files(folder: &Folder, dirty: &[Dirty]) -> Result<(), DiskError> {
 }
 
 /// Gives back what a segment that was completed early does not need. The seal is on disk, so either length of the
-/// file will do after a crash.
+/// file will do after a crash. Readers may still have it in memory: what they are shown lies before `end`.
 fn trim(segment: &Segment, file: &LogFile, end: u64) -> Result<(), DiskError> {
     let len = end.next_multiple_of(4096);
-    file.shorten(len)?;
-    segment.set_disk_bytes(len);
+    if len < segment.size {
+        file.shorten(len)?;
+        segment.set_disk_bytes(len);
+    }
     Ok(())
 }
 

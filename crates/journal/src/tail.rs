@@ -116,6 +116,10 @@ pub struct EntryRef<'a> {
     /// The level at which it was to be acknowledged, if the appender named one.
     pub level: Option<Level>,
     /// What was appended.
+    ///
+    /// With one exception: if somebody shortens the file of an open log, or the disk cannot read it any more, what is
+    /// borrowed from the file in memory may become zeros. An [`Entry`](crate::Entry) of a [`Reader`](crate::Reader), and
+    /// what [`Tailer::read`] answers, are checked once more after they were copied, and so are always what was appended.
     pub payload: &'a [u8],
 }
 
@@ -292,12 +296,13 @@ impl Tailer {
     /// The entry after the position, which moves past it; `None` if there is none yet, or none in the range.
     pub fn next_entry(&mut self) -> Result<Option<EntryRef<'_>>, ReadError> {
         let Some(peeked) = self.peek()? else { return Ok(None) };
-        let place = self.pass(&peeked);
+        let place = self.pass(&peeked.frame, peeked.link);
         Ok(Some(peeked.entry(&place.scanner)))
     }
 
     /// Shows the entry after the position to `read` and moves past it only if that succeeds. `Ok(None)` if there is
-    /// no entry.
+    /// no entry. If the payload was lost meanwhile (see [`EntryRef::payload`]) the answer is dropped, and a
+    /// [`ReadError::Disk`] says so: nothing comes from here that is not what was appended.
     pub fn read<T, E: From<ReadError>>(
         &mut self,
         read: impl FnOnce(EntryRef<'_>) -> Result<T, E>,
@@ -305,7 +310,8 @@ impl Tailer {
         let Some(peeked) = self.peek()? else { return Ok(None) };
         let Some(place) = &self.forward else { return Ok(None) };
         let answer = read(peeked.entry(&place.scanner))?;
-        self.pass(&peeked);
+        place.scanner.check_shown().map_err(ReadError::from)?;
+        self.pass(&peeked.frame, peeked.link);
         Ok(Some(answer))
     }
 
@@ -325,7 +331,7 @@ impl Tailer {
                 return Ok(None);
             }
         };
-        let place = self.pass(&peeked);
+        let place = self.pass(&peeked.frame, peeked.link);
         Ok(Some(peeked.entry(&place.scanner)))
     }
 
@@ -370,15 +376,16 @@ impl Tailer {
                 Some(block) if block.holds(index) => block,
                 _ => self.block_before(index)?,
             };
-            let peeked = block.peek(index);
-            self.backward = Some(block);
-            let peeked = peeked?;
-            let shown = peeked.frame.kind == Kind::Data && peeked.frame.time_ns < self.times.end;
-            if peeked.frame.time_ns < self.times.start {
+            let found = block.frame(index);
+            let block = self.backward.insert(block);
+            let (frame, link) = found?;
+            if frame.time_ns < self.times.start {
                 return Ok(None);
             }
+            let is_shown = frame.kind == Kind::Data && frame.time_ns < self.times.end;
+            let peeked = is_shown.then(|| block.peek(frame, link)).transpose()?;
             (self.next, self.forward) = (index, None);
-            if shown {
+            if let Some(peeked) = peeked {
                 break peeked;
             }
         };
@@ -399,7 +406,8 @@ impl Tailer {
         })
     }
 
-    /// Finds and checks the entry after the position, moving past what is not shown.
+    /// Finds and checks the entry after the position, moving past what is not shown. Of what is outside of the times only
+    /// the header is looked at.
     fn look(&mut self) -> Result<Look, ReadError> {
         if self.next > self.limit() {
             self.source.refresh()?;
@@ -411,28 +419,33 @@ impl Tailer {
                 Some(place) => self.enter(place.link)?,
                 None => self.enter(None)?,
             };
-            let peeked = place.peek(self.next);
-            self.forward = Some(place);
-            let peeked = peeked?;
-            if peeked.frame.kind == Kind::Synced {
-                let place = self.pass(&peeked);
-                let mark = Synced::decode(place.scanner.held(&peeked.body));
-                self.mark = mark.or(self.mark);
-            } else if peeked.frame.time_ns < self.times.start {
-                self.pass(&peeked);
-            } else {
-                let is_shown = peeked.frame.time_ns < self.times.end;
-                return Ok(if is_shown { Look::Entry(peeked) } else { Look::PastRange });
+            let found = place.frame(self.next);
+            let place = self.forward.insert(place);
+            let (frame, link) = found?;
+            if frame.kind == Kind::Data {
+                if frame.time_ns >= self.times.end {
+                    return Ok(Look::PastRange);
+                }
+                if frame.time_ns < self.times.start {
+                    self.pass(&frame, link);
+                    continue;
+                }
+                return Ok(Look::Entry(place.peek(frame, link)?));
             }
+            let body = place.peek(frame, link)?.body;
+            let mark = Synced::decode(place.scanner.shown(&body));
+            place.scanner.check_shown()?;
+            self.mark = mark.or(self.mark);
+            self.pass(&frame, link);
         }
         Ok(Look::Nothing)
     }
 
-    fn pass(&mut self, peeked: &Peeked) -> &Place {
+    fn pass(&mut self, frame: &Frame, link: u32) -> &Place {
         (self.next, self.backward) = (self.next + 1, None);
-        let place = self.forward.as_mut().expect("what was peeked at has a place");
-        place.offset += stride(peeked.frame.payload_len.into());
-        place.link = Some(peeked.link);
+        let place = self.forward.as_mut().expect("what was looked at has a place");
+        place.offset += frame.stride();
+        place.link = Some(link);
         place
     }
 
@@ -477,8 +490,8 @@ fn deadline_after(timeout: Duration) -> Instant {
 }
 
 impl Place {
-    fn peek(&mut self, index: u64) -> Result<Peeked, ReadError> {
-        let (frame, link) = self.frame(index)?;
+    /// Finds and checks the payload of the frame at the place.
+    fn peek(&mut self, frame: Frame, link: u32) -> Result<Peeked, ReadError> {
         let end = self.end();
         peek_body(&mut self.scanner, self.offset, frame, link, end)
     }
@@ -499,10 +512,19 @@ impl Block {
         index >= self.first && index - self.first < self.offsets.len() as u64
     }
 
-    fn peek(&mut self, index: u64) -> Result<Peeked, ReadError> {
-        let offset = self.offsets[(index - self.first) as usize];
-        let end = self.segment.end();
-        let (frame, link) = frame_at(&mut self.scanner, offset, index, None, end)?;
+    fn offset(&self, index: u64) -> u64 {
+        self.offsets[(index - self.first) as usize]
+    }
+
+    /// The frame with this index, which the block holds.
+    fn frame(&mut self, index: u64) -> Result<(Frame, u32), ReadError> {
+        let (offset, end) = (self.offset(index), self.segment.end());
+        frame_at(&mut self.scanner, offset, index, None, end)
+    }
+
+    /// Finds and checks its payload.
+    fn peek(&mut self, frame: Frame, link: u32) -> Result<Peeked, ReadError> {
+        let (offset, end) = (self.offset(frame.index), self.segment.end());
         peek_body(&mut self.scanner, offset, frame, link, end)
     }
 }

@@ -23,6 +23,7 @@ use crate::file::Folder;
 use crate::frame::{Frame, Kind, stride};
 use crate::recover::{Found, load, segment_names};
 use crate::scan::{Scanner, Slot};
+use crate::secrecy;
 use crate::segment::Segment;
 use crate::state::{State, StateFile};
 use crate::tail::{NamedTailer, Source, Tailer, Visibility, check_next};
@@ -108,10 +109,7 @@ impl LogView {
     /// # Errors
     /// [`OpenError::Key`] if it is not the log's.
     pub fn with_key(self, key: Key) -> Result<LogView, OpenError> {
-        if self.0.state.key_check.is_some_and(|check| check != key.check(&self.0.state.log_id)) {
-            let what = "it is encrypted with another key";
-            return Err(OpenError::Key { folder: self.0.folder.path(""), what });
-        }
+        secrecy::check_key(&self.0.folder, &self.0.state, &key)?;
         self.0.key.get_or_init(|| key);
         Ok(self)
     }
@@ -202,7 +200,7 @@ impl Inner {
                 return Ok(Some("the payload's checksum does not match"));
             };
             if frame.kind == Kind::Synced {
-                let mark = Synced::decode(end.scanner.held(&body));
+                let mark = Synced::decode(end.scanner.shown(&body));
                 mark.into_iter().for_each(|mark| self.raise_synced(mark.upto));
             }
             end.link = Some(link);

@@ -5,10 +5,11 @@
 //! ```
 //!
 //! An append puts header and payload at the published end: by a store in memory where the disk lets the segment be
-//! mapped, else by one write. It counts from the moment the marks move, after that; before, its bytes lie where no
-//! reader in the process looks, and others find no whole frame. A write that failed for lack of space is wiped out, so
-//! that what lies past the end stays zero; any other failed write ends the log, because nobody knows what it left. A
-//! store needs no space; one that fails has met a file that was shortened or cannot be read, and ends the log.
+//! mapped, else by one write. In the process it counts from the moment the marks move, after that; before, its bytes lie
+//! where nobody in the process looks. Readers in other processes look at the file, and may find the whole frame a moment
+//! earlier. A write that failed for lack of space is wiped out, so that what lies past the end stays zero. Any other failed
+//! write, and a store that has met a page which is gone, end the log, because nobody knows what they left: the frame may be
+//! in the file, and then other processes read it and the next opening takes it in.
 
 use std::io::{IoSlice, Write};
 use std::ops::RangeInclusive;
@@ -18,21 +19,22 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use crate::ack::{Ack, Level};
-use crate::codec::{Coder, Encoding, Key};
+use crate::codec::{Coder, Encoding};
 use crate::control::Synced;
 use crate::cycle::{Cycle, Lap};
 use crate::disk::{FolderLock, Mapping};
 use crate::error::{AppendError, CloseError, DiskError, OpenError, WaitError};
 use crate::file::{Folder, LogFile, PIECE_BYTES};
-use crate::frame::{Frame, Kind, stride};
+use crate::frame::{Frame, HeaderBytes, Kind, stride};
 use crate::journal::{Journal, LOCK, Shared};
 use crate::keeper::Keeper;
 use crate::options::{Options, PAYLOAD_BYTES_MAX};
 use crate::prepare::{Preparer, Ready, Role, Spare};
 use crate::recover::{self, Recovery, Strictness};
 use crate::risk::{Cause, Weight};
+use crate::secrecy;
 use crate::segment::{self, FRAMES_AT, Seal, Segment};
-use crate::state::StateFile;
+use crate::state::KeyCheck;
 use crate::sync::{Asked, Desk, Dirty, Syncer};
 
 /// Zeros that fill a frame up to its alignment.
@@ -83,10 +85,17 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         return Err(OpenError::Options(fault));
     }
     let lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;
-    let coder = Coder::new(&options.codec)
-        .map_err(|_| OpenError::Options("there is no such level of compression"))?;
+    let coder =
+        Coder::new(&options.codec).map_err(|_| OpenError::Options("the compressor cannot be made"))?;
+    // Before anything is changed.
+    secrecy::check_before_opening(&folder, options.codec.key.as_ref())?;
     let mut found = recover::recover(&folder, &options.cycle, Strictness::KeepDurable)?;
-    take_key(&folder, &mut found.state_file, options.codec.key.as_ref())?;
+    if let Some(key) = &options.codec.key {
+        let check = Some(KeyCheck::Tag(key.check(&found.state_file.state().log_id)));
+        if found.state_file.state().key_check != check {
+            found.state_file.update(|state| state.key_check = check)?;
+        }
+    }
     let (log_id, cycle) = (found.state_file.state().log_id, found.state_file.state().cycle.clone());
     let mut segments = found.segments;
     let (active, named) = match found.active {
@@ -120,7 +129,6 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         keeper: Mutex::default(),
         key: options.codec.key,
         is_short: preparer.is_short(),
-        untrimmed: Mutex::default(),
     });
     let mut core = Core {
         lap: cycle
@@ -133,7 +141,7 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
         cycle,
         preparer,
         spare_wanted: false,
-        held: 0,
+        added: 0,
         scratch: Vec::new(),
         entries: Vec::new(),
         built: Vec::new(),
@@ -150,19 +158,6 @@ pub(crate) fn open(folder: Folder, options: Options) -> Result<(Journal, Writer,
     let syncer = Syncer::start(shared.clone()).map_err(thread)?;
     let writer = Writer { shared: shared.clone(), syncer, keeper, _lock: lock };
     Ok((Journal(shared), writer, found.recovery))
-}
-
-/// Sees to it that a log has one key, once it has one.
-fn take_key(folder: &Folder, state_file: &mut StateFile, key: Option<&Key>) -> Result<(), OpenError> {
-    let asked = key.map(|key| key.check(&state_file.state().log_id));
-    let refuse = |what| Err(OpenError::Key { folder: folder.path(""), what });
-    match (state_file.state().key_check, asked) {
-        (None, None) => Ok(()),
-        (None, check) => Ok(state_file.update(|state| state.key_check = check)?),
-        (Some(_), None) => refuse("it is encrypted, and no key was given"),
-        (Some(stored), Some(asked)) if stored != asked => refuse("it is encrypted with another key"),
-        _ => Ok(()),
-    }
 }
 
 fn activate(spare: Spare, folder: &Folder, base: u64, lap: Option<&Lap>) -> Result<Active, DiskError> {
@@ -230,7 +225,8 @@ impl Writer {
         build_on(&self.shared, terms, build)
     }
 
-    /// Appends many entries, all on the same terms, with far fewer writes than entries.
+    /// Appends many entries, all on the same terms. Where payloads are stored as they are that takes far fewer writes than
+    /// entries, unless the segment is in memory: then there are none.
     ///
     /// After an error some of them may have been appended: [`BatchError::appended`] says which.
     pub fn append_all(
@@ -322,7 +318,7 @@ impl Appender {
 pub struct BatchError {
     /// How many of the entries, from the first on, were appended.
     pub appended: u64,
-    /// Why the next one was not.
+    /// Why the next one was not, as far as that is known: see [`AppendError::Failed`].
     pub error: AppendError,
 }
 
@@ -481,8 +477,8 @@ impl Stamp {
         Stamp { value, largest: value, level: Some(level), ..Stamp::plain(time_ns) }
     }
 
-    fn weight(&self, payload_len: u64) -> Weight {
-        Weight { value: self.value, largest: self.largest, bytes: stride(payload_len) }
+    fn weight(&self, frame: &Frame) -> Weight {
+        Weight { value: self.value, largest: self.largest, bytes: frame.stride() }
     }
 }
 
@@ -509,15 +505,16 @@ pub(crate) struct Core {
     preparer: Preparer,
     /// True once the spare was asked for since the last roll.
     spare_wanted: bool,
-    /// Bytes of the frames that are published next: they are stored, or else lie in the scratch.
-    held: u64,
+    /// Bytes of the frames that are published next: they are in the file already where that is in memory, else in the
+    /// scratch.
+    added: u64,
     scratch: Vec<u8>,
     /// What these frames are for the account of what is at risk.
     entries: Vec<Weight>,
     /// Where payloads are built.
     built: Vec<u8>,
-    /// Makes what is stored of payloads, if that is not they.
-    coder: Option<Coder>,
+    /// Makes what is stored of payloads. It stays here whatever happens: what is to be encrypted is never stored as it is.
+    coder: Coder,
 }
 
 impl Core {
@@ -530,45 +527,38 @@ impl Core {
         if self.scratch.capacity() > 2 * BATCH_BYTES {
             self.scratch = Vec::new();
         }
-        self.held = 0;
+        self.added = 0;
         self.scratch.clear();
         self.entries.clear();
     }
 
     fn append(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
-        match self.coder.take() {
-            None => self.append_as_is(shared, parts, stamp),
-            Some(mut coder) => {
-                let appended = self.append_coded(shared, &mut coder, parts, stamp);
-                self.coder = Some(coder);
-                appended
-            }
+        if self.coder.is_plain() {
+            return self.append_as_is(shared, parts, stamp);
         }
+        payload_len(parts.iter().map(|p| p.len()))?;
+        let packed = self.coder.pack(parts).map_err(|cause| {
+            let (action, file, cause) = ("get random bytes for", shared.folder.path(""), Arc::new(cause));
+            AppendError::Failed(shared.desk.fail(DiskError { action, file, cause }))
+        })?;
+        let payload_len = payload_len([packed])?;
+        self.begin();
+        let stamp = Stamp { encoding: self.coder.encoding(), ..*stamp };
+        // Only when there is room is it known where the entry goes.
+        let time_ns = self.make_room(shared, payload_len, &stamp)?;
+        let frame = self.next_frame(shared, payload_len, self.last, time_ns, &stamp);
+        let stored = self.coder.seal(&frame, &shared.log_id);
+        let index = self.put(shared, &[&stored], &frame, &stamp);
+        self.coder.reuse(stored);
+        index
     }
 
     fn append_as_is(&mut self, shared: &Shared, parts: &[&[u8]], stamp: &Stamp) -> Result<u64, AppendError> {
         let payload_len = payload_len(parts.iter().map(|p| p.len()))?;
         self.begin();
         let time_ns = self.make_room(shared, payload_len, stamp)?;
-        self.put(shared, parts, payload_len, time_ns, stamp)
-    }
-
-    fn append_coded(
-        &mut self,
-        shared: &Shared,
-        coder: &mut Coder,
-        parts: &[&[u8]],
-        stamp: &Stamp,
-    ) -> Result<u64, AppendError> {
-        payload_len(parts.iter().map(|p| p.len()))?;
-        let payload_len = payload_len([coder.pack(parts)])?;
-        self.begin();
-        let stamp = Stamp { encoding: coder.encoding(), ..*stamp };
-        let time_ns = self.make_room(shared, payload_len, &stamp)?;
-        // Only now is it known where the entry goes.
-        let frame = self.next_frame(shared, payload_len, self.last, time_ns, &stamp);
-        let stored = coder.seal(&frame, &shared.log_id);
-        self.put(shared, &[stored], payload_len, time_ns, &stamp)
+        let frame = self.next_frame(shared, payload_len, self.last, time_ns, stamp);
+        self.put(shared, parts, &frame, stamp)
     }
 
     /// Writes and publishes a frame that has been seen to have room.
@@ -576,18 +566,16 @@ impl Core {
         &mut self,
         shared: &Shared,
         parts: &[&[u8]],
-        payload_len: u32,
-        time_ns: u64,
+        frame: &Frame,
         stamp: &Stamp,
     ) -> Result<u64, AppendError> {
-        let last = if self.active.mapping.is_some() || payload_len as usize <= COPY_BYTES_MAX {
-            let last = self.hold(shared, parts, payload_len, self.last, time_ns, stamp)?;
-            self.flush(shared, last)?;
-            last
+        if self.active.mapping.is_some() || frame.payload_len as usize <= COPY_BYTES_MAX {
+            let last = self.add(shared, parts, frame, stamp)?;
+            self.publish_added(shared, last)?;
         } else {
-            self.write(shared, parts, payload_len, time_ns, stamp)?
-        };
-        Ok(last.index)
+            self.write(shared, parts, frame, stamp)?;
+        }
+        Ok(frame.index)
     }
 
     /// Writes a frame in parts and publishes it.
@@ -595,72 +583,69 @@ impl Core {
         &mut self,
         shared: &Shared,
         parts: &[&[u8]],
-        payload_len: u32,
-        time_ns: u64,
+        frame: &Frame,
         stamp: &Stamp,
-    ) -> Result<Last, AppendError> {
-        let (header, last) = self.frame(shared, parts, payload_len, self.last, time_ns, stamp);
-        let padding = stride(payload_len.into()) as usize - header.len() - payload_len as usize;
+    ) -> Result<(), AppendError> {
+        let (header, last) = self.header(shared, parts, frame);
+        let padding = frame.stride() as usize - header.len() - frame.payload_len as usize;
         let mut slices = Vec::with_capacity(parts.len() + 2);
         slices.push(IoSlice::new(&header));
         slices.extend(parts.iter().map(|p| IoSlice::new(p)));
         slices.push(IoSlice::new(&PADDING[..padding]));
         let at = self.active.segment.end();
         let written = self.active.file.write(&mut slices, at);
-        self.settle(shared, written, at, stride(payload_len.into()))?;
-        self.entries.push(stamp.weight(payload_len.into()));
-        self.publish(shared, stride(payload_len.into()), last);
-        Ok(last)
+        self.settle(shared, written, at, frame.stride())?;
+        self.entries.push(stamp.weight(frame));
+        self.publish(shared, frame.stride(), last);
+        Ok(())
     }
 
-    /// Puts a frame behind those that are held: into the file where that is in memory, else into the scratch. It has been
-    /// seen to have room.
-    fn hold(
+    /// Adds a frame to those that are published next: puts it into the file where that is in memory, else into the
+    /// scratch. It has been seen to have room.
+    fn add(
         &mut self,
         shared: &Shared,
         parts: &[&[u8]],
-        payload_len: u32,
-        prev: Last,
-        time_ns: u64,
+        frame: &Frame,
         stamp: &Stamp,
     ) -> Result<Last, AppendError> {
-        let (header, last) = self.frame(shared, parts, payload_len, prev, time_ns, stamp);
+        let (header, last) = self.header(shared, parts, frame);
         match &mut self.active.mapping {
             Some(mapping) => {
-                let stored = mapping.store(self.active.segment.end() + self.held, &header, parts);
+                let stored = mapping.store(self.active.segment.end() + self.added, &header, parts);
                 stored.map_err(|cause| {
-                    let error = self.active.file.store_error(cause);
+                    let error = self.active.file.error("write")(cause);
                     AppendError::Failed(shared.desk.fail(error))
                 })?;
             }
             None => {
-                let end = self.scratch.len() + stride(payload_len.into()) as usize;
+                let end = self.scratch.len() + frame.stride() as usize;
                 self.scratch.extend_from_slice(&header);
                 parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
                 self.scratch.resize(end, 0);
             }
         }
-        self.held += stride(payload_len.into());
-        if stamp.kind == Kind::Data {
-            self.entries.push(stamp.weight(payload_len.into()));
+        self.added += frame.stride();
+        if frame.kind == Kind::Data {
+            self.entries.push(stamp.weight(frame));
         }
         Ok(last)
     }
 
     /// A batch has one time, so it cannot pass the end of a cycle in its middle.
     fn append_all(&mut self, shared: &Shared, payloads: &[&[u8]], stamp: &Stamp) -> Result<(), AppendError> {
-        if self.coder.is_some() {
+        if !self.coder.is_plain() {
             return payloads.iter().try_for_each(|payload| self.append(shared, &[payload], stamp).map(drop));
         }
         self.begin();
-        // The last of the frames that are held, which are not part of the log yet.
+        // The last of the frames that were added, which are not part of the log yet.
         let mut ahead: Option<Last> = None;
         for payload in payloads {
             let checked = payload_len([payload.len()]);
-            let held = self.held + stride(payload.len() as u64);
-            let fits = held <= self.active.room() && held <= BATCH_BYTES as u64;
+            let added = self.added + stride(payload.len() as u64);
+            let fits = added <= self.active.room() && added <= BATCH_BYTES as u64;
             if checked.is_err() || !fits {
-                self.flush_ahead(shared, &mut ahead)?;
+                self.publish_ahead(shared, &mut ahead)?;
             }
             let payload_len = checked?;
             if ahead.is_none() && payload.len() > COPY_BYTES_MAX {
@@ -675,26 +660,27 @@ impl Core {
                     (self.last, time_ns)
                 }
             };
-            ahead = Some(self.hold(shared, &[payload], payload_len, prev, time_ns, stamp)?);
+            let frame = self.next_frame(shared, payload_len, prev, time_ns, stamp);
+            ahead = Some(self.add(shared, &[payload], &frame, stamp)?);
         }
-        self.flush_ahead(shared, &mut ahead)
+        self.publish_ahead(shared, &mut ahead)
     }
 
-    fn flush_ahead(&mut self, shared: &Shared, ahead: &mut Option<Last>) -> Result<(), AppendError> {
+    fn publish_ahead(&mut self, shared: &Shared, ahead: &mut Option<Last>) -> Result<(), AppendError> {
         let Some(last) = ahead.take() else { return Ok(()) };
-        self.flush(shared, last)?;
+        self.publish_added(shared, last)?;
         self.begin();
         Ok(())
     }
 
-    /// Publishes the frames that are held, of which `last` is the last, writing them first if they are not stored.
-    fn flush(&mut self, shared: &Shared, last: Last) -> Result<(), AppendError> {
+    /// Publishes the frames that were added, of which `last` is the last, writing them first if they are in the scratch.
+    fn publish_added(&mut self, shared: &Shared, last: Last) -> Result<(), AppendError> {
         if self.active.mapping.is_none() {
             let at = self.active.segment.end();
             let written = self.active.file.write_bytes(&self.scratch, at);
-            self.settle(shared, written, at, self.held)?;
+            self.settle(shared, written, at, self.added)?;
         }
-        self.publish(shared, self.held, last);
+        self.publish(shared, self.added, last);
         Ok(())
     }
 
@@ -730,7 +716,7 @@ impl Core {
         self.append_as_is(shared, &[&mark.encode()], &stamp).map(drop)
     }
 
-    /// The next frame, before its payload is known.
+    /// The frame after `prev`, before its payload is known.
     fn next_frame(
         &self,
         shared: &Shared,
@@ -754,17 +740,8 @@ impl Core {
         }
     }
 
-    /// The header of the next frame, and what `last` becomes with it.
-    fn frame(
-        &self,
-        shared: &Shared,
-        parts: &[&[u8]],
-        payload_len: u32,
-        prev: Last,
-        time_ns: u64,
-        stamp: &Stamp,
-    ) -> ([u8; 64], Last) {
-        let frame = self.next_frame(shared, payload_len, prev, time_ns, stamp);
+    /// A frame's header for its payload, and what `last` becomes with it.
+    fn header(&self, shared: &Shared, parts: &[&[u8]], frame: &Frame) -> (HeaderBytes, Last) {
         let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
         (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }

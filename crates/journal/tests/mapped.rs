@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rockdove_journal::{
-    AppendError, Cycle, CycleChoice, CycleLength, Health, Journal, LogView, Options, SyncPolicy, WaitError,
+    AppendError, Cycle, CycleChoice, CycleLength, Health, Journal, LogView, Options, ReadError, Seek,
+    SyncPolicy, WaitError,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -94,35 +95,63 @@ fn who_reads_the_file_finds_whole_entries() {
     reader.join().unwrap();
 }
 
-/// A segment that was completed early gives its space back only when nobody reads it in memory any more.
+/// I20: what was checked before the page was lost is not given out.
 #[test]
-fn a_segment_that_is_read_is_not_shortened() {
+fn a_page_that_is_lost_while_it_is_read_is_an_error() {
+    let temp = tempfile::tempdir().unwrap();
+    let (journal, mut writer, _) = Journal::open(temp.path(), options()).unwrap();
+    for _ in 0..3 {
+        writer.append(&[&[7; 200]], 0).unwrap();
+    }
+    let file = segments(temp.path())[0].clone();
+    let mut tailer = journal.tailer();
+    let read = tailer.read(|entry| {
+        shorten(&file, 0);
+        Ok::<_, ReadError>(entry.payload.to_vec())
+    });
+    match read {
+        Err(ReadError::Disk(error)) => {
+            assert!(error.to_string().contains("shortened"), "{error}");
+            assert_eq!(tailer.position(), 1);
+        }
+        // Read by calls.
+        Ok(Some(bytes)) => assert_eq!(bytes, [7; 200]),
+        other => panic!("{other:?}"),
+    }
+    assert!(tailer.next_entry().is_err());
+}
+
+/// A segment that was completed early gives its space back also while it is read in memory: behind the entries.
+#[test]
+fn a_segment_that_is_read_is_shortened_behind_its_entries() {
     let temp = tempfile::tempdir().unwrap();
     let cycle = CycleChoice::Exactly(Some(Cycle::utc(CycleLength::Minute)));
     let (journal, mut writer, _) = Journal::open(temp.path(), Options { cycle, ..options() }).unwrap();
     let minute = 60_000_000_000;
     writer.append(&[&[1; 9000]], minute).unwrap();
-    writer.append(&[&[1; 9000]], minute).unwrap();
+    writer.append(&[&[2; 9000]], minute).unwrap();
     let first = segments(temp.path())[0].clone();
-    let size = |file: &Path| fs::metadata(file).unwrap().len();
-    let sync = |upto| {
-        journal.request_sync();
-        journal.wait_synced_blocking(upto, LONG).unwrap();
-    };
+    let is_mapped = || fs::read_to_string("/proc/self/maps").unwrap().contains(first.to_str().unwrap());
+    let mut behind = journal.tailer();
+    assert_eq!(behind.next_entry().unwrap().unwrap().payload, [1; 9000]);
     let mut tailer = journal.tailer();
-    assert_eq!(tailer.next_entry().unwrap().unwrap().index, 1);
-    writer.append(&[b"x"], 2 * minute).unwrap();
-    sync(3);
-    writer.append(&[b"x"], 3 * minute).unwrap();
-    sync(4);
-    let second = segments(temp.path())[1].clone();
-    until("the second is shortened", || size(&second) < 256 << 10);
-    let is_mapped = fs::read_to_string("/proc/self/maps").unwrap().contains(first.to_str().unwrap());
-    assert!(!is_mapped || size(&first) == 256 << 10, "shortened while it is mapped");
-    assert_eq!(tailer.next_entry().unwrap().unwrap().payload, [1; 9000]);
-    assert_eq!(tailer.next_entry().unwrap().unwrap().index, 3);
-    writer.append(&[b"x"], 4 * minute).unwrap();
-    sync(5);
-    until("the first is shortened", || size(&first) < 256 << 10);
+    tailer.next_entry().unwrap().unwrap();
+    let was_mapped = is_mapped();
+    let read = tailer.read(|entry| {
+        writer.append(&[b"x"], 2 * minute).unwrap();
+        journal.request_sync();
+        journal.wait_synced_blocking(3, LONG).unwrap();
+        until("it is shortened", || fs::metadata(&first).unwrap().len() < 256 << 10);
+        assert_eq!(is_mapped(), was_mapped);
+        Ok::<_, ReadError>(entry.payload == [2; 9000])
+    });
+    assert_eq!(read.unwrap(), Some(true));
+    for tailer in [&mut tailer, &mut behind] {
+        assert_eq!(tailer.move_to_index(2).unwrap(), Seek::At(2));
+        assert_eq!(tailer.next_entry().unwrap().unwrap().payload, [2; 9000]);
+        assert_eq!(tailer.next_entry().unwrap().unwrap().payload, b"x");
+    }
+    until("nobody has it in memory", || !is_mapped());
+    assert_eq!(journal.read_from(1).unwrap().count(), 3);
     writer.close().unwrap();
 }

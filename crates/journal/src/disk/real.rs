@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::TryRng;
+use rand::rngs::SysRng;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
@@ -116,7 +118,12 @@ impl Disk for RealDisk {
     }
 
     fn entropy(&self) -> u64 {
-        rand::random()
+        // From the system each time: what a process has in its memory is the same after a fork, or when its machine was
+        // set back to a snapshot.
+        SysRng.try_next_u64().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the system has no random bytes");
+            rand::random()
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -178,9 +185,10 @@ impl File for RealFile {
 }
 
 /// File systems on which a store in memory needs no space that the file does not have already, and everybody sees it:
-/// ext2 to ext4, XFS, tmpfs. Those that write elsewhere instead of over what there is (Btrfs, ZFS, F2FS), those of other
-/// machines and those made of others are not among them.
-const STORES_IN_PLACE: [rustix::fs::FsWord; 3] = [0xef53, 0x5846_5342, 0x0102_1994];
+/// ext4 and tmpfs. ext2 and ext3 have ext4's number, but cannot reserve space, and so are never mapped. Those that write
+/// elsewhere instead of over what there is (Btrfs, ZFS, F2FS), those of other machines and those made of others are not
+/// among them; nor is XFS, where a file may share its blocks with a copy that was made of it at any time.
+const STORES_IN_PLACE: [rustix::fs::FsWord; 2] = [0xef53, 0x0102_1994];
 
 fn map(file: &fs::File, from: u64, published: u64) -> io::Result<Option<Box<dyn Mapping>>> {
     let kind = rustix::fs::fstatfs(file)?.f_type;

@@ -1,8 +1,14 @@
 //! Logs whose payloads are compressed and encrypted.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use super::*;
+use crate::file::Folder;
 use crate::segment;
-use crate::{AppendError, Codec, Compression, Key, Level, LogView, PAYLOAD_BYTES_MAX, Terms};
+use crate::state::{KeyCheck, State, StateFile};
+use crate::{
+    AppendError, Codec, Compression, Key, Level, LogView, PAYLOAD_BYTES_MAX, RepairOptions, Terms, repair,
+};
 
 fn zstd() -> Codec {
     Codec { compression: Some(Compression::Zstd { level: 1 }), key: None }
@@ -27,6 +33,19 @@ fn open_with(disk: &SimDisk, codec: Codec) -> (Journal, Writer, Recovery) {
 /// Text that compresses well, and differs from entry to entry.
 fn text(index: u64) -> Vec<u8> {
     format!("entry {index}: ").into_bytes().repeat(1 + (index % 40) as usize)
+}
+
+fn state(disk: &SimDisk) -> State {
+    StateFile::open(&Folder::new(Arc::new(disk.clone()))).unwrap().state().clone()
+}
+
+fn view(disk: &SimDisk) -> LogView {
+    LogView::open_on(Arc::new(disk.clone())).unwrap()
+}
+
+fn refuse(disk: &SimDisk, codec: Codec) {
+    let refused = try_open_with(disk, codec).map(drop).unwrap_err();
+    assert!(matches!(refused, OpenError::Key { .. }), "{refused}");
 }
 
 fn terms() -> Terms {
@@ -130,14 +149,13 @@ fn an_encrypted_log_needs_its_key() {
     writer.append(&[b"after"], 1).unwrap();
     writer.close().unwrap();
     for codec in [Codec::default(), zstd(), secret(2)] {
-        let refused = try_open_with(&disk, codec).map(drop).unwrap_err();
-        assert!(matches!(refused, OpenError::Key { .. }), "{refused}");
+        refuse(&disk, codec);
     }
     // Another codec beside the key is a choice for what comes.
     let (journal, _writer, _) = open_with(&disk, both(1));
     assert_eq!(read_all(&journal).0, [&b"before"[..], b"after"]);
 
-    let view = || LogView::open_on(Arc::new(disk.clone())).unwrap();
+    let view = || view(&disk);
     assert!(view().is_encrypted());
     let mut tailer = view().tailer();
     assert_eq!(tailer.next_entry().unwrap().unwrap().payload, b"before");
@@ -149,6 +167,95 @@ fn an_encrypted_log_needs_its_key() {
     let mut tailer = view().with_key(Key::new(&[1; 32])).unwrap().tailer();
     tailer.to_end().unwrap();
     assert_eq!(tailer.previous_entry().unwrap().unwrap().payload, b"after");
+}
+
+#[test]
+fn a_key_that_is_refused_changes_nothing() {
+    let disk = SimDisk::new(1);
+    let (_, mut writer, _) = open_with(&disk, secret(1));
+    append_texts(&mut writer, 1, 30);
+    // The next opening has things to do.
+    let disk = disk.kill();
+    let files = |disk: &SimDisk| {
+        let names = disk.sorted_names().into_iter().filter(|name| name != "lock");
+        names.map(|name| (disk.contents(&name), name)).collect::<Vec<_>>()
+    };
+    let before = files(&disk);
+    for codec in [Codec::default(), secret(2)] {
+        refuse(&disk, codec);
+        assert!(files(&disk) == before, "something was changed");
+    }
+}
+
+/// A panic in an append must not turn the encryption off.
+#[test]
+fn what_comes_after_a_panic_is_encrypted_too() {
+    for disk in [SimDisk::new(1), SimDisk::unmapped(1)] {
+        let (journal, mut writer, _) = open_with(&disk, secret(1));
+        writer.append(&[b"first words"], 1).unwrap();
+        disk.panic_once();
+        assert!(catch_unwind(AssertUnwindSafe(|| writer.append(&[b"lost words"], 1))).is_err());
+        writer.append(&[b"last words"], 1).unwrap();
+        assert_eq!(read_all(&journal).0, [&b"first words"[..], b"last words"]);
+        let bytes = disk.contents(&segment::name(1)).unwrap();
+        assert!(!bytes.windows(5).any(|w| w == b"words"));
+    }
+}
+
+/// A log whose state was lost is not taken for one that was never encrypted.
+#[test]
+fn a_repaired_log_needs_its_key() {
+    for first in [Codec::default(), secret(1)] {
+        let disk = SimDisk::new(1);
+        let (_, mut writer, _) = open_with(&disk, first);
+        append_texts(&mut writer, 1, 100);
+        writer.close().unwrap();
+        let (_, mut writer, _) = open_with(&disk, secret(1));
+        append_texts(&mut writer, 101, 150);
+        writer.close().unwrap();
+        disk.take("state");
+        let report = repair(Arc::new(disk.clone()), RepairOptions::default()).unwrap();
+        assert!(report.state_rebuilt && report.last_index == 150);
+        assert_eq!(state(&disk).key_check, Some(KeyCheck::Lost));
+        for codec in [Codec::default(), zstd(), secret(2)] {
+            refuse(&disk, codec);
+        }
+        assert!(view(&disk).is_encrypted());
+        assert!(matches!(view(&disk).with_key(Key::new(&[2; 32])), Err(OpenError::Key { .. })));
+        view(&disk).with_key(Key::new(&[1; 32])).unwrap();
+
+        let (journal, writer, _) = open_with(&disk, secret(1));
+        check_texts(&journal, 150);
+        writer.close().unwrap();
+        let log_id = state(&disk).log_id;
+        let check = Key::new(&[1; 32]).check(&log_id);
+        assert_eq!(state(&disk).key_check, Some(KeyCheck::Tag(check)), "it is known again");
+    }
+    let disk = SimDisk::new(1);
+    let (_, mut writer, _) = open_with(&disk, zstd());
+    append_texts(&mut writer, 1, 20);
+    writer.close().unwrap();
+    disk.take("state");
+    repair(Arc::new(disk.clone()), RepairOptions::default()).unwrap();
+    check_texts(&open(&disk).0, 20);
+}
+
+/// What a range of times leaves out need not be readable.
+#[test]
+fn entries_outside_of_a_range_are_not_decrypted() {
+    let disk = SimDisk::new(1);
+    for (codec, time) in [(Codec::default(), 5), (secret(1), 10)] {
+        let (_, mut writer, _) = open_with(&disk, codec);
+        writer.append(&[b"entry"], time).unwrap();
+        writer.close().unwrap();
+    }
+    let mut tailer = view(&disk).tailer().with_times(..10);
+    assert_eq!(tailer.next_entry().unwrap().map(|e| e.index), Some(1));
+    assert_eq!(tailer.next_entry().unwrap(), None);
+    tailer.to_end().unwrap();
+    assert_eq!(tailer.previous_entry().unwrap().map(|e| e.index), Some(1));
+    let mut tailer = view(&disk).tailer().with_times(11..);
+    assert_eq!(tailer.next_entry().unwrap(), None);
 }
 
 #[test]
@@ -165,17 +272,14 @@ fn a_copied_entry_is_not_read() {
     let first = segment::FRAMES_AT as usize;
     let body = bytes[first + 64..first + 64 + 45].to_vec();
     bytes[first + stride + 64..first + stride + 64 + 45].copy_from_slice(&body);
-    let log_id = crate::state::StateFile::open(&crate::file::Folder::new(Arc::new(disk.clone())))
-        .unwrap()
-        .state()
-        .log_id;
+    let log_id = state(&disk).log_id;
     let salt = crate::frame::u64_at(&bytes, 32);
     let header: [u8; 64] = bytes[first + stride..first + stride + 64].try_into().unwrap();
     let (frame, _) = crate::frame::Frame::decode(&header, salt).unwrap();
     let (header, _) = frame.with_payload(&log_id, &[&body]).encode(salt);
     bytes[first + stride..first + stride + 64].copy_from_slice(&header);
     disk.put(&name, &bytes);
-    let view = LogView::open_on(Arc::new(disk)).unwrap().with_key(Key::new(&[1; 32])).unwrap();
+    let view = view(&disk).with_key(Key::new(&[1; 32])).unwrap();
     let mut tailer = view.tailer();
     assert_eq!(tailer.next_entry().unwrap().unwrap().payload, b"pay 1");
     assert!(matches!(tailer.next_entry(), Err(ReadError::Key { index: 2, .. })));

@@ -145,6 +145,19 @@ fn zeros_where_entries_were() {
     );
 }
 
+/// Such a segment is complete if the next one continues it, for opening and so for looking.
+#[test]
+fn bytes_after_the_last_entry_of_a_segment_without_a_seal() {
+    let disk = log();
+    let names = segments(&disk);
+    let entries = segment::base_of(&names[1]).unwrap() - segment::base_of(&names[0]).unwrap();
+    change(&disk, &names[0], SEAL_AT, |b| b ^ 1);
+    change(&disk, &names[0], frame_at(entries), |_| 7);
+    let found = look(&disk);
+    assert_eq!((found.last_index, found.findings), (COUNT, vec![]));
+    check(&open(&disk).0, COUNT, LEN);
+}
+
 #[test]
 fn a_segment_that_is_missing_or_cannot_be_read() {
     let disk = log();
