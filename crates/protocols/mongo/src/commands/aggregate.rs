@@ -136,10 +136,9 @@ fn prepare(
     ns: Option<&Namespace>,
     stages: RawDoc<'_>,
 ) -> Result<Prepared> {
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
     let parsing = match ns {
-        Some(ns) => parsing.or_default_of(call, ns)?,
-        None => parsing,
+        Some(ns) => Parsing::on(call, fields, ns)?,
+        None => Parsing::new(call, fields)?,
     };
     let hint = query::hint(fields)?;
     let environment = environment(call, &parsing, &state);
@@ -215,7 +214,7 @@ fn leading(
 pub fn leading_find(call: &Call<'_>, fields: &Fields<'_>) -> Result<Find> {
     let state = call.shared.engine.snapshot();
     let ns = query::namespace(call, fields, "aggregate")?;
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, fields, &ns)?;
     let (ns, stages) = resolve(&state, &ns, fields.required_array("pipeline")?)?;
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
     Ok(leading(&parsing, ns, &pipeline, query::hint(fields)?)?.0)

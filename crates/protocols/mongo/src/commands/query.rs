@@ -114,17 +114,29 @@ pub struct Parsing {
 }
 
 impl Parsing {
-    /// With the command's `let`; the time is now.
+    /// With the command's collation and its `let`; the time is now.
     pub fn new(call: &Call<'_>, fields: &Fields<'_>) -> Result<Parsing> {
+        Parsing::at(call).with_collation(fields)?.with_variables(call, fields)
+    }
+
+    /// The same, where a command without a collation has the collection's.
+    pub fn on(call: &Call<'_>, fields: &Fields<'_>, ns: &Namespace) -> Result<Parsing> {
+        Parsing::at(call).with_collation(fields)?.or_default_of(call, ns)?.with_variables(call, fields)
+    }
+
+    fn at(call: &Call<'_>) -> Parsing {
         let (now_ms, cluster_time) = (call.shared.engine.now_ms(), call.shared.operation_time());
-        let variables = match fields.document("let")? {
-            Some(variables) => {
-                in_place(&call.interrupt(), || Variables::parse(variables, now_ms, cluster_time))?
-            }
-            None => Variables::default(),
-        };
-        let surroundings = Surroundings { now_ms, cluster_time, collation: None, variables };
-        Ok(Parsing { surroundings, collation_given: false })
+        let surroundings = Surroundings { now_ms, cluster_time, ..Surroundings::default() };
+        Parsing { surroundings, collation_given: false }
+    }
+
+    /// The same with the command's `let`, whose expressions compare by the collation.
+    fn with_variables(mut self, call: &Call<'_>, fields: &Fields<'_>) -> Result<Parsing> {
+        if let Some(variables) = fields.document("let")? {
+            let parse = || self.surroundings.parse_variables(variables);
+            self.surroundings.variables = in_place(&call.interrupt(), parse)?;
+        }
+        Ok(self)
     }
 
     /// The same with the collation that `fields` name.
