@@ -40,17 +40,26 @@ pub fn namespace(call: &Call<'_>, fields: &Fields<'_>, name: &str) -> Result<Nam
 
 /// Refuses a command for a collection that had this name once, and is another one now (`collectionUUID`).
 pub fn refuse_other_collection(call: &Call<'_>, fields: &Fields<'_>, ns: &Namespace) -> Result<()> {
-    let Some(uuid) = fields.get("collectionUUID") else { return Ok(()) };
+    fields.get("collectionUUID").map_or(Ok(()), |uuid| check_uuid(call, ns, uuid))
+}
+
+/// Checks that a collection has this UUID. The error says which one of the database has it.
+pub fn check_uuid(call: &Call<'_>, ns: &Namespace, uuid: Value<'_>) -> Result<()> {
+    let Value::Binary { subtype: 4, bytes } = uuid else {
+        return Err(Error::type_mismatch("BSON field 'collectionUUID' must be a UUID").into());
+    };
     let state = call.shared.engine.snapshot();
-    let is = state.collection(ns).map(|collection| collection.info.uuid);
-    match uuid {
-        Value::Binary { subtype: 4, bytes } if is.is_some_and(|is| is[..] == *bytes) => Ok(()),
-        Value::Binary { subtype: 4, .. } => Err(Failure::new(
-            code::COLLECTION_UUID_MISMATCH,
-            format!("Collection UUID does not match that specified for {ns}"),
-        )),
-        _ => Err(Error::type_mismatch("BSON field 'collectionUUID' must be a UUID").into()),
+    let actual = state.in_database(ns.database()).find(|collection| collection.info.uuid[..] == *bytes);
+    let actual = actual.map(|collection| &collection.info.ns);
+    if actual == Some(ns) {
+        return Ok(());
     }
+    let mut details = DocBuilder::new();
+    details.append("db", ns.database()).append_value("collectionUUID", uuid);
+    details.append("expectedCollection", ns.collection());
+    details.append("actualCollection", actual.map(Namespace::collection));
+    let message = format!("Collection UUID does not match that specified for {ns}");
+    Err(Failure::new(code::COLLECTION_UUID_MISMATCH, message).with_details(details.finish()))
 }
 
 /// The state to read: the one of now, or that of the moment the session reads.
