@@ -270,6 +270,11 @@ async fn a_collection_is_restored_with_its_id_index() {
         assert_eq!(cursor(&indexes).1[0].raw().get("collation"), field(collection, "idIndex.collation"));
     }
     assert_eq!(listed.len(), 2);
+    let full =
+        doc! { "locale": "en", "caseLevel": false, "caseFirst": "off", "strength": 2, "version": "57.1" };
+    let create = doc! { "create": "full", "idIndex": { "key": { "_id": 1 }, "name": "_id_", "collation": full },
+    "collation": (collation.clone()), "$db": "db" };
+    peer.good(&create).await;
     peer.good(&doc! { "create": "c", "idIndex": { "key": { "_id": 1.0 }, "name": "x" }, "$db": "db" }).await;
     let mut code = async |index: Doc| {
         let create = doc! { "create": "d", "idIndex": index, "collation": (collation.clone()), "$db": "db" };

@@ -130,9 +130,12 @@ fn check_id_index(create: &Fields<'_>, spec: RawDoc<'_>) -> Result<()> {
         let message = format!("The field 'key' for an _id index must be {{_id: 1}}, but got {key:?}");
         return Err(Error::bad_value(message).into());
     }
-    let collation = |spec: Option<RawDoc<'_>>| spec.map_or(Ok(None), Collation::parse);
-    let own = query::collation_document(&fields)?;
-    if own.is_some() && collation(own)? != collation(query::collation_document(create)?)? {
+    // With all options, for one of the two may leave out what is so anyway.
+    let collation = |fields: &Fields<'_>| -> Result<Option<Doc>> {
+        let Some(spec) = query::collation_document(fields)? else { return Ok(None) };
+        Ok(Collation::parse(spec)?.map(|collation| collation.to_doc()))
+    };
+    if fields.get("collation").is_some() && collation(&fields)? != collation(create)? {
         return Err(Error::bad_value("'idIndex' must have the same collation as the collection.").into());
     }
     Ok(())
