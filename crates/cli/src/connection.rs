@@ -3,6 +3,7 @@
 use crate::exit::Late;
 use clap::Args;
 use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
+use rockdove_server::VALUE_MAX;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -117,15 +118,12 @@ pub struct Lasting {
     #[arg(long, value_name = "LEVEL", value_parser = str::parse::<Level>)]
     ack: Option<Level>,
     /// What would be lost with the message, an integer; without --ack it is sent at level risk
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=VALUE_MAX))]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=VALUE_MAX as i64))]
     value: Option<i64>,
     /// Take the nearest stricter level if the server does not know the one that is asked for
     #[arg(long)]
     or_stricter: bool,
 }
-
-/// Largest value of a message, 2^53.
-const VALUE_MAX: i64 = 1 << 53;
 
 impl Lasting {
     /// The options of a send, if any was given.

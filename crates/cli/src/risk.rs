@@ -1,33 +1,30 @@
 //! The options of `serve` about value at risk: what is not on disk yet.
 
 use clap::Args;
-use rockdove_server::{Cap, RiskField, RiskPolicy};
+use rockdove_server::{Cap, RiskField, RiskPolicy, VALUE_MAX};
 use std::time::Duration;
-
-/// Largest value, bytes or count of a trigger: 2^53, as a message's value.
-const AMOUNT_MAX: u64 = 1 << 53;
 
 /// When the value of what is not on disk leads to a sync, and what may be acknowledged meanwhile.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Value at risk")]
 pub struct Risk {
     /// Largest value that may be acknowledged and not on disk; what would pass it waits for the disk
-    #[arg(long, value_name = "VALUE", value_parser = clap::value_parser!(u64).range(0..=AMOUNT_MAX))]
+    #[arg(long, value_name = "VALUE", value_parser = clap::value_parser!(u64).range(0..=VALUE_MAX))]
     risk_cap: Option<u64>,
     /// Let --risk-cap only ask for the sync, and hold nothing back
     #[arg(long, requires = "risk_cap")]
     risk_cap_soft: bool,
     /// A write of this value or more waits for the disk itself
-    #[arg(long, value_name = "VALUE", value_parser = clap::value_parser!(u64).range(1..=AMOUNT_MAX))]
+    #[arg(long, value_name = "VALUE", value_parser = clap::value_parser!(u64).range(1..=VALUE_MAX))]
     risk_single: Option<u64>,
     /// Sync before anything has waited so long for the disk, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     risk_age: Option<u64>,
     /// Sync when so many bytes wait for the disk
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..=AMOUNT_MAX))]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..=VALUE_MAX))]
     risk_bytes: Option<u64>,
     /// Sync when so many entries of the log wait for the disk (writes that come at once share an entry)
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=AMOUNT_MAX))]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=VALUE_MAX))]
     risk_count: Option<u64>,
     /// Field with the value of a collection's documents; `*` in the namespace stands for any characters; repeat for
     /// several, the first that fits counts

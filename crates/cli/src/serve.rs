@@ -150,14 +150,7 @@ impl Serve {
 
     /// Runs the server until it is interrupted, terminated, or a client sends `shutdown`.
     pub async fn run(self) -> anyhow::Result<Exit> {
-        if self.memory_warn > self.memory_refuse {
-            let (warn, refuse) = (self.memory_warn, self.memory_refuse);
-            let text = format!(
-                "--memory-warn {warn} is above --memory-refuse {refuse}: the warning would come too late\n"
-            );
-            clap::Error::raw(clap::error::ErrorKind::ValueValidation, text).exit();
-        }
-        if let Some(fault) = self.risk.fault(self.memory) {
+        if let Some(fault) = self.fault() {
             clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{fault}\n")).exit();
         }
         let config = self.config();
@@ -170,6 +163,20 @@ impl Serve {
         server.stop().await.map_err(|reason| anyhow!("did not stop cleanly: {reason}"))?;
         eprintln!("rockdove: stopped, the log is closed");
         Ok(Exit::Done)
+    }
+
+    /// What is wrong with the options together, if anything.
+    fn fault(&self) -> Option<String> {
+        let (warn, refuse) = (self.memory_warn, self.memory_refuse);
+        if warn > refuse {
+            return Some(format!(
+                "--memory-warn {warn} is above --memory-refuse {refuse}: the warning would come too late"
+            ));
+        }
+        if self.memory && self.majority == Majority::QuorumSync {
+            return Some("--majority quorum-sync waits for the disk: with --memory there is none".into());
+        }
+        self.risk.fault(self.memory).map(str::to_owned)
     }
 
     fn config(&self) -> Config {
@@ -210,11 +217,14 @@ impl Serve {
             Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
         }
         println!("  connect    {uri}");
-        let majority = match self.majority {
-            Majority::Replicated => {
+        let majority = match (storage, self.majority) {
+            (Storage::Memory, _) => {
+                "w: majority and j: true mean written in memory, there is no disk to wait for"
+            }
+            (_, Majority::Replicated) => {
                 "\"replicated\" (w: majority) means written here; j: true waits for the disk"
             }
-            Majority::QuorumSync => "w: majority and j: true wait for the disk",
+            (_, Majority::QuorumSync) => "w: majority and j: true wait for the disk",
         };
         println!("  acks       one node: {majority}");
         if let Some(policy) = self.risk.describe() {

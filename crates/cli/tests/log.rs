@@ -291,7 +291,7 @@ fn an_encrypted_and_compressed_log() {
     let (key, other, lines_file) =
         (key.to_str().unwrap(), other.to_str().unwrap(), lines_file.to_str().unwrap());
     stdout(&log(&["export", "-o", lines_file], &plain));
-    stdout(&log(&["import", lines_file, "--key-file", key, "--compress"], &coded));
+    stdout(&log(&["import", "--key-file", key, "--compress", lines_file], &coded));
     assert_eq!(lines(&["dump", "--key-file", key], &coded), lines(&["dump"], &plain));
     assert_eq!(lines(&["export", "--key-file", key], &coded), lines(&["export"], &plain));
     stdout(&log(&["verify"], &coded));

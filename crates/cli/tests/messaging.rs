@@ -442,11 +442,15 @@ fn senseless_settings_are_refused() {
         &["--history", "0"],
         &["--sync-interval", "0"],
         &["--listen", "somewhere"],
+        &["--majority", "quorum-sync"],
+        &["--risk-cap", "1"],
     ] {
         let child =
             rockdove().arg("serve").arg("--memory").args(wrong).stderr(Stdio::piped()).spawn().unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {output:?}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains(wrong[0]) || text.contains("--memory"), "{text}");
     }
 }
 
@@ -467,8 +471,9 @@ fn a_server_in_memory_makes_no_folder_and_room_for_its_connections() {
             .unwrap(),
     );
     let lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let greeting: Vec<_> = lines.take(2).collect();
+    let greeting: Vec<_> = lines.take(4).collect();
     assert!(greeting[1].contains("memory only") && !folder.exists(), "{greeting:?}");
+    assert!(greeting[3].contains("acks") && greeting[3].contains("no disk"), "{greeting:?}");
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.0.id())).unwrap();
     let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     assert_ne!(soft.split_whitespace().next(), Some("64"), "{soft}");

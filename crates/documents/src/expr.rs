@@ -65,23 +65,6 @@ impl Variables {
         Variables { names: names.into(), values: values.into() }
     }
 
-    /// The variables of a command's `let`: each field is an expression without a document.
-    ///
-    /// # Errors
-    /// Those of the expressions; `FailedToParse` for a name that no variable can have.
-    pub fn parse(spec: RawDoc<'_>, now_ms: i64, cluster_time: Timestamp) -> Result<Variables> {
-        let none = Variables::default();
-        let context = Context::new(RawDoc::empty(), now_ms, cluster_time, &[]);
-        let mut variables = Vec::new();
-        for element in spec {
-            parse::check_variable(element.key())?;
-            let expr = Expr::parse(element.value(), &none)?;
-            let value = expr.eval(&context)?.into_owned();
-            variables.push((element.key().to_string(), value));
-        }
-        Ok(Variables::new(variables))
-    }
-
     /// The names, in the order of the values.
     pub fn names(&self) -> &Arc<[String]> {
         &self.names
@@ -107,6 +90,25 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
+    /// The variables of a command's `let`: each field is an expression without a document, and without the variables
+    /// that are here already.
+    ///
+    /// # Errors
+    /// Those of the expressions; `FailedToParse` for a name that no variable can have.
+    pub fn parse_variables(&self, spec: RawDoc<'_>) -> Result<Variables> {
+        let none = Variables::default();
+        let context = Context::new(RawDoc::empty(), self.now_ms, self.cluster_time, &[])
+            .with_collation(self.collation.as_deref());
+        let mut variables = Vec::new();
+        for element in spec {
+            parse::check_variable(element.key())?;
+            let expr = Expr::parse(element.value(), &none)?;
+            let value = expr.eval(&context)?.into_owned();
+            variables.push((element.key().to_string(), value));
+        }
+        Ok(Variables::new(variables))
+    }
+
     /// Parses a filter whose `$expr` may use the variables.
     ///
     /// # Errors

@@ -85,7 +85,7 @@ impl Default for Receipt {
 impl Receipt {
     /// The receipt for two parts of one write, the other of which came later. What that one has reached holds for all
     /// that is before it in the log.
-    pub(crate) fn joined(self, later: Receipt) -> Receipt {
+    pub fn joined(self, later: Receipt) -> Receipt {
         let owed = match (self.owed, later.owed) {
             (Some(owed), Some(then)) => Some(Owed {
                 index: owed.index.max(then.index),

@@ -42,7 +42,7 @@ pub struct Config {
     pub storage: Storage,
     /// When the log goes to disk without being asked.
     pub sync: SyncPolicy,
-    /// Whether `w: "majority"` waits for the disk of a majority, as `j: true` does.
+    /// Whether `w: "majority"` waits for the disk of a majority, as `j: true` does. Not with [`Storage::Memory`].
     pub majority_on_disk: bool,
     /// What the value of writes that are not on disk leads to; nothing if `None`. Not with [`Storage::Memory`].
     pub risk: Option<RiskPolicy>,

@@ -12,5 +12,5 @@ mod config;
 mod server;
 
 pub use config::{Config, Personality, Storage};
-pub use rockdove_engine::{Cap, RiskField, RiskPolicy, SyncPolicy};
+pub use rockdove_engine::{Cap, RiskField, RiskPolicy, SyncPolicy, VALUE_MAX};
 pub use server::{Server, StartError};

@@ -64,8 +64,8 @@ pub struct Import {
     place: Place,
     #[command(flatten)]
     key: KeyFile,
-    /// Compress payloads, with a level of Zstandard: 1 is fast, 19 is small
-    #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "1", value_parser = clap::value_parser!(i32).range(1..=19))]
+    /// Compress payloads, with a level of Zstandard: 1 is fast and is meant without a level, 19 is small
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = clap::value_parser!(i32).range(1..=19))]
     compress: Option<i32>,
     /// The file; standard input if it is left out
     #[arg(value_name = "FILE")]

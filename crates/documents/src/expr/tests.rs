@@ -1,6 +1,6 @@
 //! What each operator makes of its arguments, by example.
 
-use super::{Context, Expr, Variables};
+use super::{Context, Expr, Surroundings, Variables};
 use crate::{Decimal128, Doc, ObjectId, Owned, Result, Timestamp, ToValue, array, doc};
 
 const NOW: i64 = 1_000_000;
@@ -480,9 +480,8 @@ fn date_texts() {
 
 #[test]
 fn a_commands_variables_are_known() {
-    let variables =
-        Variables::parse(doc! { "x": { "$add": [1, 2] }, "y": "$$NOW" }.raw(), NOW, Timestamp::default())
-            .unwrap();
+    let mut around = Surroundings { now_ms: NOW, ..Surroundings::default() };
+    let variables = around.parse_variables(doc! { "x": { "$add": [1, 2] }, "y": "$$NOW" }.raw()).unwrap();
     let expr = Expr::parse(array!["$$x", "$$y"].value(), &variables).unwrap();
     let root = root();
     let context = Context::new(root.raw(), NOW, Timestamp::default(), variables.values());
@@ -490,8 +489,13 @@ fn a_commands_variables_are_known() {
     for name in ["", "X", "1", "a-b"] {
         let mut spec = crate::DocBuilder::new();
         spec.append(name, 1);
-        assert!(Variables::parse(spec.finish().raw(), NOW, Timestamp::default()).is_err(), "{name}");
+        assert!(around.parse_variables(spec.finish().raw()).is_err(), "{name}");
     }
+    let equal = doc! { "same": { "$eq": ["a", "A"] } };
+    assert_eq!(around.parse_variables(equal.raw()).unwrap().values()[..], [Owned::Bool(false)]);
+    let spec = doc! { "locale": "en", "strength": 2 };
+    around.collation = crate::collation::Collation::parse(spec.raw()).unwrap();
+    assert_eq!(around.parse_variables(equal.raw()).unwrap().values()[..], [Owned::Bool(true)]);
 }
 
 #[test]

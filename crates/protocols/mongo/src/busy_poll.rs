@@ -63,23 +63,35 @@ fn micros(time: Duration) -> u64 {
 }
 
 /// What a connection knows of its client's pace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pace {
+    /// Whether its last request came within the window.
     quick: bool,
+    /// When the wait for its next request began.
+    waits_since: Instant,
+}
+
+impl Default for Pace {
+    /// That of a client of which nothing is known.
+    fn default() -> Pace {
+        Pace { quick: false, waits_since: Instant::now() }
+    }
 }
 
 impl Pace {
-    /// Looks for bytes from `stream`, if that promises something; `None` if none came, and the caller should sleep.
+    /// Begins to wait for bytes from `stream`, and looks for them if that promises something; `None` if none came, and
+    /// the caller should sleep and then say when it [`woke`](Self::woke).
     pub async fn look<S: AsyncRead + Unpin, B: BufMut>(
         &mut self,
         poll: &BusyPoll,
         stream: &mut S,
         room: &mut B,
     ) -> Option<io::Result<usize>> {
+        let begun = Instant::now();
+        self.waits_since = begun;
         if !self.quick {
             return None;
         }
-        let begun = Instant::now();
         let (mut last, end) = (begun, begun + poll.window);
         while !poll.is_paused(last) {
             let mut read = pin!(stream.read_buf(room));
@@ -100,9 +112,10 @@ impl Pace {
         None
     }
 
-    /// Notes that a request came after a sleep of `slept`.
-    pub fn woke(&mut self, poll: &BusyPoll, slept: Duration) {
-        self.quick = slept < poll.window;
+    /// Notes that the request came `at` last, after a sleep. What counts is the whole wait: a look that was in vain
+    /// would be again.
+    pub fn woke(&mut self, poll: &BusyPoll, at: Instant) {
+        self.quick = at - self.waits_since < poll.window;
     }
 }
 
@@ -114,9 +127,13 @@ mod tests {
     /// Long enough for any machine.
     const LONG: Duration = Duration::from_secs(60);
 
+    fn quick() -> Pace {
+        Pace { quick: true, ..Pace::default() }
+    }
+
     #[tokio::test]
     async fn finds_what_comes_while_it_looks() {
-        let (poll, mut pace, mut room) = (BusyPoll::new(LONG), Pace { quick: true }, Vec::new());
+        let (poll, mut pace, mut room) = (BusyPoll::new(LONG), quick(), Vec::new());
         let (mut client, mut server) = duplex(64);
         // Written before the second poll of the look, however long the machine takes for it.
         let late = async { client.write_all(b"next").await.unwrap() };
@@ -141,11 +158,17 @@ mod tests {
             "nothing is known of the client yet"
         );
         server.read_buf(&mut room).await.unwrap();
-        pace.woke(&poll, Duration::ZERO);
+        pace.woke(&poll, pace.waits_since);
+        assert!(pace.quick);
         assert!(pace.look(&poll, &mut server, &mut room).await.is_none());
         assert!(!pace.quick);
-        pace.woke(&poll, Duration::from_millis(1));
-        assert!(!pace.quick, "it came too late");
+        let looked = Instant::now();
+        pace.woke(&poll, looked);
+        assert!(!pace.quick, "it came right after the look, and so too late for it");
+        pace.woke(&poll, pace.waits_since + poll.window);
+        assert!(!pace.quick, "the window is over");
+        pace.woke(&poll, pace.waits_since + poll.window / 2);
+        assert!(pace.quick, "within the window, as when the look was cut short");
     }
 
     #[tokio::test]
@@ -153,14 +176,14 @@ mod tests {
         let (poll, mut room) = (BusyPoll::new(LONG), Vec::new());
         let (_client, mut server) = duplex(64);
         poll.pause(Instant::now() + LONG);
-        assert!(Pace { quick: true }.look(&poll, &mut server, &mut room).await.is_none());
+        assert!(quick().look(&poll, &mut server, &mut room).await.is_none());
         assert!(!poll.is_paused(Instant::now() + 2 * LONG));
     }
 
     #[tokio::test]
     async fn zero_is_never() {
         let (poll, mut pace) = (BusyPoll::new(Duration::ZERO), Pace::default());
-        pace.woke(&poll, Duration::ZERO);
+        pace.woke(&poll, pace.waits_since);
         assert!(!pace.quick);
     }
 }

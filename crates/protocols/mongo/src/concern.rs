@@ -102,7 +102,7 @@ impl WriteConcern {
     }
 }
 
-/// What the field `rockdove` of a write asks for beside its write concern (`docs/compatibility.md`). Who sends it gets a
+/// What the field `rockdove` of a write asks for beside its write concern (`docs/acknowledgement.md`). Who sends it gets a
 /// field of that name in the reply, which says what was reached.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Asked {

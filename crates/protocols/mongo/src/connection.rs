@@ -135,7 +135,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             self.note_received(received?);
             return Ok(());
         }
-        let asleep_since = Instant::now();
         let stopping = async {
             let _ = self.topology.wait_for(|state| state.role == Role::Stopping).await; // the sender lives in `shared`
             tokio::time::sleep(STOPPING_GRACE).await;
@@ -145,7 +144,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             received = timeout(IDLE, self.stream.read_buf(self.decoder.room())) => received,
             () = stopping => return Err(Ended::Closed),
         };
-        self.pace.woke(busy_poll, asleep_since.elapsed());
+        self.pace.woke(busy_poll, Instant::now());
         self.note_received(received.map_err(|_| Ended::Idle)??);
         Ok(())
     }

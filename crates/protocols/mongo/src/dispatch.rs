@@ -104,6 +104,8 @@ impl<'a> Call<'a> {
     /// Notes how lasting its write is, for the reply; waits for what is still owed, within `wtimeout`.
     pub async fn settle(&self, receipt: &Receipt) -> Result<()> {
         let acked = match (receipt.owed, self.write_concern.timeout) {
+            (None, _) => receipt.acked.clone(),
+            (Some(owed), None) => self.shared.engine.settle(owed).await,
             (Some(owed), Some(limit)) => {
                 match tokio::time::timeout(limit, self.shared.engine.settle(owed)).await {
                     Ok(acked) => acked,
@@ -113,7 +115,6 @@ impl<'a> Call<'a> {
                     }
                 }
             }
-            _ => receipt.acked.clone(),
         };
         match acked {
             Ok(acked) => self.note(Lasting::Acked(acked)),
@@ -183,7 +184,7 @@ pub async fn dispatch(
 fn unsatisfiable(request: &Request) -> Option<Error> {
     let command = request.body.as_ref().ok()?.command.raw();
     let spec = commands::find(command.iter().next()?.key())?;
-    spec.has(Spec::WRITE).then(|| WriteConcern::parse(command).ok()?.unsatisfiable)?
+    commands::writes(spec, command).then(|| WriteConcern::parse(command).ok()?.unsatisfiable)?
 }
 
 /// Errors about the server's role say since which change of it they hold, so that clients can tell old news.
@@ -243,7 +244,7 @@ async fn run(
     circumstances.change_stream |= commands::reads_change_stream(spec, body, shared);
     check_role(shared, spec, command)?;
     check_transaction(&session, spec)?;
-    let write_concern = concern(spec.has(Spec::WRITE), || WriteConcern::parse(command))?;
+    let write_concern = concern(commands::writes(spec, command), || WriteConcern::parse(command))?;
     let write_concern = write_concern.with_majority(shared.identity.majority);
     let asked = asked(spec, command)?;
     let level = asked.map_or(Ok(write_concern.level), |asked| asked.with(&write_concern))?;

@@ -28,6 +28,16 @@ async fn capped(dir: &Path) -> Arc<Shared> {
     )
 }
 
+/// What is written from now on is lost, which its sync finds out.
+fn lose_log(dir: &Path) {
+    for file in std::fs::read_dir(dir.join("log")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "seg") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
 fn insert(collection: &str, id: i32, asked: Option<Doc>) -> Doc {
     let mut command = DocBuilder::new();
     command.append("insert", collection).append("$db", "db");
@@ -151,12 +161,7 @@ async fn a_log_that_has_failed_says_so_without_labels() {
     let shared = capped(dir.path()).await;
     let mut peer = Peer::connect(&shared);
     peer.good(&insert("c", 1, None)).await;
-    for file in std::fs::read_dir(dir.path().join("log")).unwrap() {
-        let path = file.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "seg") {
-            std::fs::remove_file(path).unwrap(); // what is written now is lost, which its sync finds out
-        }
-    }
+    lose_log(dir.path());
     let retryable = |id: i32, number: i64, concern: Doc| {
         let session = doc! { "id": (Owned::Binary { subtype: 4, bytes: vec![7; 16].into() }) };
         doc! { "insert": "c", "documents": [{ "_id": id }], "$db": "db", "lsid": session, "txnNumber": number,
@@ -173,6 +178,32 @@ async fn a_log_that_has_failed_says_so_without_labels() {
     let refused = peer.receive().await.unwrap().doc;
     assert_eq!((number(&refused, "code"), refused.get("errorLabels")), (1, None));
     assert_eq!(number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"), 2, "reads go on");
+}
+
+/// A pipeline's results are there, and the error says that they are not lasting, however many writes it took.
+#[tokio::test]
+async fn results_of_a_pipeline_that_are_not_lasting() {
+    for stage in [doc! { "$out": "o" }, doc! { "$merge": { "into": "o" } }] {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = capped(dir.path()).await;
+        let mut peer = Peer::connect(&shared);
+        peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1 }, { "_id": 2 }], "$db": "db" }).await;
+        let write = |concern: Doc| {
+            doc! { "aggregate": "c", "pipeline": [(stage.clone())], "cursor": {}, "writeConcern": concern, "$db": "db" }
+        };
+        for concern in [doc! { "j": true }, doc! { "w": "majority", "j": true, "wtimeout": 10_000 }] {
+            assert_eq!(peer.good(&write(concern)).await.get("writeConcernError"), None);
+        }
+        let code =
+            |reply: &Doc| part(reply, &["writeConcernError", "code"]).and_then(|code| code.as_integer());
+        assert_eq!(code(&peer.good(&write(doc! { "w": 2 })).await), Some(100));
+        assert_eq!(peer.code(&write(doc! { "w": "majority", "x": 1 })).await, 40415);
+        peer.good(&doc! { "delete": "o", "deletes": [{ "q": {}, "limit": 0 }], "$db": "db" }).await;
+        lose_log(dir.path());
+        let reply = peer.good(&write(doc! { "j": true })).await;
+        assert_eq!(code(&reply), Some(64), "{stage:?}: {reply:?}");
+        assert_eq!(number(&peer.good(&doc! { "count": "o", "$db": "db" }).await, "n"), 2, "{stage:?}");
+    }
 }
 
 #[tokio::test]

@@ -116,6 +116,22 @@ async fn a_misspelt_field_is_refused_and_nothing_is_done() {
     let generic = doc! { "find": "c", "comment": 1, "maxTimeMS": 10_000, "$readPreference": { "mode": "primary" },
     "readConcern": {}, "lsid": (session(1)), "$db": "db" };
     peer.good(&generic).await;
+    // What a router adds to statements.
+    for (op, written) in [
+        (
+            doc! { "update": 0, "filter": {}, "updateMods": { "$set": { "y": 1 } }, "sampleId": 1 },
+            "nModified",
+        ),
+        (doc! { "delete": 0, "filter": {}, "sampleId": 1 }, "nDeleted"),
+    ] {
+        assert_eq!(number(&peer.good(&bulk(op, doc! {})).await, written), 1);
+    }
+    for command in [
+        doc! { "update": "c", "updates": [{ "q": {}, "u": { "$set": { "z": 1 } }, "sampleId": 1 }], "$db": "db" },
+        doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 1, "sampleId": 1 }], "$db": "db" },
+    ] {
+        assert_eq!(number(&peer.good(&command).await, "n"), 1);
+    }
 }
 
 #[tokio::test]
@@ -124,12 +140,9 @@ async fn a_collection_that_only_has_the_name_of_another_is_left_alone() {
     let mut peer = Peer::connect(&shared);
     fill(&mut peer, 3).await;
     let listed = peer.good(&doc! { "listCollections": 1, "$db": "db" }).await;
-    let uuid = field(&cursor(&listed).1[0], "info.uuid").expect("a UUID").to_owned();
-    for (uuid, code) in [
-        (uuid, None),
-        (Owned::Binary { subtype: 4, bytes: vec![7; 16].into() }, Some(361)),
-        (Owned::Int32(1), Some(14)),
-    ] {
+    let own = field(&cursor(&listed).1[0], "info.uuid").expect("a UUID").to_owned();
+    let other = Owned::Binary { subtype: 4, bytes: vec![7; 16].into() };
+    for (uuid, code) in [(&own, None), (&other, Some(361)), (&Owned::Int32(1), Some(14))] {
         for command in [
             doc! { "find": "c", "collectionUUID": (uuid.clone()), "$db": "db" },
             doc! { "count": "c", "collectionUUID": (uuid.clone()), "$db": "db" },
@@ -137,6 +150,9 @@ async fn a_collection_that_only_has_the_name_of_another_is_left_alone() {
             doc! { "delete": "c", "deletes": [{ "q": { "_id": 0 }, "limit": 0 }], "collectionUUID": (uuid.clone()), "$db": "db" },
             doc! { "bulkWrite": 1, "ops": [{ "insert": 0, "document": {} }],
             "nsInfo": [{ "ns": "db.c", "collectionUUID": (uuid.clone()) }], "$db": "admin" },
+            doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n" }],
+            "collectionUUID": (uuid.clone()), "$db": "db" },
+            doc! { "collMod": "c", "collectionUUID": (uuid.clone()), "$db": "db" },
         ] {
             match code {
                 None => drop(peer.good(&command).await),
@@ -144,6 +160,22 @@ async fn a_collection_that_only_has_the_name_of_another_is_left_alone() {
             }
         }
     }
+    // Which one it is, if any of the database.
+    peer.good(&doc! { "create": "d", "$db": "db" }).await;
+    let refused = peer.run(&doc! { "find": "d", "collectionUUID": (own.clone()), "$db": "db" }).await;
+    let text = |name: &str| refused.get(name).and_then(|value| value.as_str());
+    let names = [text("db"), text("expectedCollection"), text("actualCollection")];
+    assert_eq!(names, [Some("db"), Some("d"), Some("c")]);
+    let refused = peer.run(&doc! { "find": "d", "collectionUUID": (other.clone()), "$db": "db" }).await;
+    assert_eq!(refused.get("actualCollection"), Some(Value::Null));
+    let rename = |from: &str, to: &str, uuid: &Owned, target: &Owned| {
+        doc! { "renameCollection": from, "to": to, "collectionUUID": (uuid.clone()), "dropTarget": (target.clone()),
+        "$db": "admin" }
+    };
+    assert_eq!(peer.code(&rename("db.d", "db.e", &own, &Owned::Bool(false))).await, 361);
+    assert_eq!(peer.code(&rename("db.c", "db.d", &own, &other)).await, 361);
+    peer.good(&rename("db.c", "db.e", &own, &Owned::Bool(false))).await;
+    peer.good(&rename("db.e", "db.c", &own, &Owned::Bool(true))).await;
     assert_eq!(
         number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"),
         4,
@@ -202,6 +234,60 @@ async fn a_collections_collation_counts_wherever_none_is_named() {
     assert_eq!(number(&peer.good(&delete).await, "n"), 2);
     let wrong = doc! { "create": "d", "collation": { "locale": "nowhere" }, "$db": "db" };
     assert_eq!(peer.code(&wrong).await, 2);
+
+    // Variables too.
+    let find = |collation: Doc| {
+        doc! { "find": "c", "filter": { "$expr": "$$same" }, "let": { "same": { "$eq": ["x", "X"] } },
+        "collation": collation, "$db": "db" }
+    };
+    let found = async |peer: &mut Peer, collation| cursor(&peer.good(&find(collation)).await).1.len();
+    peer.good(&doc! { "insert": "c", "documents": [{}], "$db": "db" }).await;
+    assert_eq!(found(&mut peer, doc! {}).await, 1);
+    assert_eq!(found(&mut peer, doc! { "locale": "simple" }).await, 0);
+    let aggregate = doc! { "aggregate": 1, "pipeline": [{ "$documents": [{ "same": "$$same" }] }], "cursor": {},
+    "let": { "same": { "$eq": ["x", "X"] } }, "collation": { "locale": "en", "strength": 1 }, "$db": "db" };
+    assert_eq!(cursor(&peer.good(&aggregate).await).1, [doc! { "same": true }]);
+}
+
+/// As mongorestore sends what `listCollections` showed to mongodump.
+#[tokio::test]
+async fn a_collection_is_restored_with_its_id_index() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let collation = doc! { "locale": "en", "strength": 2 };
+    peer.good(&doc! { "create": "a", "$db": "db" }).await;
+    peer.good(&doc! { "create": "b", "collation": (collation.clone()), "$db": "db" }).await;
+    let listed = cursor(&peer.good(&doc! { "listCollections": 1, "$db": "db" }).await).1;
+    for collection in &listed {
+        let name = collection.get("name").unwrap().as_str().unwrap();
+        let mut create = rockdove_documents::DocBuilder::new();
+        create
+            .append("create", name)
+            .append_all(field(collection, "options").unwrap().as_document().unwrap());
+        create.append("idIndex", collection.get("idIndex").unwrap()).append("$db", "restored");
+        peer.good(&create.finish()).await;
+        let indexes = peer.good(&doc! { "listIndexes": name, "$db": "restored" }).await;
+        assert_eq!(cursor(&indexes).1[0].raw().get("collation"), field(collection, "idIndex.collation"));
+    }
+    assert_eq!(listed.len(), 2);
+    let full =
+        doc! { "locale": "en", "caseLevel": false, "caseFirst": "off", "strength": 2, "version": "57.1" };
+    let create = doc! { "create": "full", "idIndex": { "key": { "_id": 1 }, "name": "_id_", "collation": full },
+    "collation": (collation.clone()), "$db": "db" };
+    peer.good(&create).await;
+    peer.good(&doc! { "create": "c", "idIndex": { "key": { "_id": 1.0 }, "name": "x" }, "$db": "db" }).await;
+    let mut code = async |index: Doc| {
+        let create = doc! { "create": "d", "idIndex": index, "collation": (collation.clone()), "$db": "db" };
+        peer.code(&create).await
+    };
+    assert_eq!(code(doc! { "key": { "_id": (-1) }, "name": "_id_" }).await, 2);
+    assert_eq!(code(doc! { "key": { "_id": 1, "a": 1 }, "name": "_id_" }).await, 2);
+    assert_eq!(code(doc! { "key": { "_id": 1 }, "name": "_id_", "collation": { "locale": "de" } }).await, 2);
+    assert_eq!(code(doc! { "name": "_id_" }).await, 9);
+    assert_eq!(code(doc! { "key": { "_id": 1 }, "name": "_id_", "sparse": true }).await, 197);
+    let view = doc! { "create": "v", "viewOn": "a", "idIndex": { "key": { "_id": 1 } }, "$db": "db" };
+    assert_eq!(peer.code(&view).await, 72);
+    assert_eq!(peer.code(&doc! { "create": "d", "idIndex": 1, "$db": "db" }).await, 14);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod support;
 
 use rockdove_documents::{Doc, DocBuilder, Value, doc};
+use rockdove_engine::Namespace;
 use rockdove_mongo::shared::{HEAVY_READS_MAX, Shared};
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,4 +162,40 @@ async fn a_let_ends_in_time() {
     let mut peer = filled(&shared).await;
     let find = doc! { "find": "c", "let": { "x": endless() }, "maxTimeMS": 50, "$db": "db" };
     assert_eq!(peer.code(&find).await, 50);
+}
+
+/// What `$out` has filled so far is in a collection of its own.
+#[tokio::test]
+async fn a_replacement_that_is_killed_leaves_nothing_behind() {
+    let shared = server();
+    let mut peer = filled(&shared).await;
+    let begun = || {
+        let state = shared.engine.snapshot();
+        state.in_database("db").any(|collection| collection.info.ns.collection().starts_with("tmp.agg_out"))
+    };
+    let until = async |is_begun: bool| {
+        let reached = async {
+            while begun() != is_begun {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, reached).await.expect("a collection beside the target comes and goes");
+    };
+    let out = doc! { "aggregate": "c", "pipeline": [
+        { "$set": { "a": { "$range": [0, 2000] } } }, { "$unwind": "$a" }, { "$unset": "_id" }, { "$out": "o" },
+    ], "cursor": {}, "$db": "db" };
+    let mut other = Peer::connect(&shared);
+    other.send(&out).await;
+    until(true).await;
+    let operations = peer.good(&doc! { "currentOp": 1, "command.aggregate": "c", "$db": "admin" }).await;
+    let operations = operations.get("inprog").unwrap().as_array().unwrap();
+    let id = operations.values().find_map(|operation| {
+        let operation = operation.as_document()?;
+        operation.get("command")?.as_document()?.get("aggregate")?;
+        operation.get("opid")?.as_integer()
+    });
+    peer.good(&doc! { "killOp": 1, "op": id, "$db": "admin" }).await;
+    assert_eq!(number(&other.receive().await.unwrap().doc, "code"), 11601);
+    until(false).await;
+    assert!(shared.engine.snapshot().collection(&Namespace::new("db", "o").unwrap()).is_none());
 }

@@ -4,14 +4,13 @@ use super::cursor::{self, Opening, Reader, off_thread};
 use super::find::is_heavy;
 use super::query::{self, Parsing};
 use super::{Flow, Spec, change_stream, explain, server, sink, statistics};
-use crate::concern::WriteConcern;
 use crate::dispatch::Call;
-use crate::errors::{self, Failure, Result};
+use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use crate::topology::Role;
 use rockdove_documents::pipeline::{Docs, Environment, Pipeline, Tables};
 use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Value, code};
-use rockdove_engine::{Ack, Find, Namespace, Query, State};
+use rockdove_engine::{Find, Namespace, Query, State};
 use std::sync::Arc;
 
 /// The commands of this family.
@@ -82,7 +81,7 @@ async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
         opening = opening.extra(query::at_cluster_time(&state));
     }
     if prepared.pipeline.sink().is_some() {
-        write_out(call, prepared, reply).await?;
+        write_out(call, prepared).await?;
         cursor::open(opening, cursor::Source::ready(Vec::new()), reply)?;
         return Ok(Flow::Done);
     }
@@ -92,7 +91,7 @@ async fn aggregate(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
 }
 
 /// Runs a pipeline that writes its results into a collection.
-async fn write_out(call: &Call<'_>, prepared: Prepared, reply: &mut DocBuilder) -> Result<()> {
+async fn write_out(call: &Call<'_>, prepared: Prepared) -> Result<()> {
     if call.shared.topology.state().role != Role::Primary {
         return Err(Failure::new(code::NOT_WRITABLE_PRIMARY, "not primary"));
     }
@@ -101,20 +100,15 @@ async fn write_out(call: &Call<'_>, prepared: Prepared, reply: &mut DocBuilder) 
         let message = "$out and $merge cannot be used with a 'linearizable' read concern level";
         return Err(Failure::new(code::INVALID_OPTIONS, message));
     }
-    let concern = WriteConcern::parse(call.command())?.with_majority(call.shared.identity.majority);
     let (pipeline, environment) = (prepared.pipeline.clone(), prepared.environment.clone());
     let parsing = prepared.parsing.clone();
     let results = move || Ok(prepared.run()?.collect::<rockdove_documents::Result<Vec<Doc>>>()?);
     let results = off_thread(call.shared, &call.interrupt(), results).await?;
-    let ack = Ack::at(concern.level);
-    let writer = sink::Writer { call, parsing: &parsing, environment: &environment, ack };
-    if let Some(sink) = pipeline.sink() {
-        writer.write(sink, results).await?;
+    let mut writer = sink::Writer::new(call, &parsing, &environment);
+    match pipeline.sink() {
+        Some(sink) => writer.write(sink, results).await,
+        None => Ok(()),
     }
-    if let Some(error) = &concern.unsatisfiable {
-        errors::append_write_concern_error(reply, error, false);
-    }
-    Ok(())
 }
 
 /// The collection, if the command names one.
@@ -136,10 +130,9 @@ fn prepare(
     ns: Option<&Namespace>,
     stages: RawDoc<'_>,
 ) -> Result<Prepared> {
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
     let parsing = match ns {
-        Some(ns) => parsing.or_default_of(call, ns)?,
-        None => parsing,
+        Some(ns) => Parsing::on(call, fields, ns)?,
+        None => Parsing::new(call, fields)?,
     };
     let hint = query::hint(fields)?;
     let environment = environment(call, &parsing, &state);
@@ -215,7 +208,7 @@ fn leading(
 pub fn leading_find(call: &Call<'_>, fields: &Fields<'_>) -> Result<Find> {
     let state = call.shared.engine.snapshot();
     let ns = query::namespace(call, fields, "aggregate")?;
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, fields, &ns)?;
     let (ns, stages) = resolve(&state, &ns, fields.required_array("pipeline")?)?;
     let pipeline = Pipeline::parse(stages.raw(), parsing.surroundings())?;
     Ok(leading(&parsing, ns, &pipeline, query::hint(fields)?)?.0)

@@ -19,7 +19,7 @@ pub const COMMANDS: &[Spec] =
 const UPDATE_NAMES: UpdateNames =
     UpdateNames { filter: "filter", update: "updateMods", constants: "constants" };
 
-const UPDATE_FIELDS: [&str; 10] = [
+const UPDATE_FIELDS: [&str; 12] = [
     "update",
     "filter",
     "updateMods",
@@ -30,6 +30,8 @@ const UPDATE_FIELDS: [&str; 10] = [
     "arrayFilters",
     "hint",
     "sort",
+    "upsertSupplied",
+    "sampleId",
 ];
 
 async fn bulk_write(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {

@@ -92,7 +92,7 @@ fn rest<'v>(
         array.push_value(stage);
     });
     let stages = array.finish();
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?;
+    let parsing = Parsing::new(call, fields)?;
     let around = parsing.surroundings();
     let pipeline = Pipeline::parse_change_stream(stages.raw(), around)?;
     let parsed = Stages { pipeline, environment: around.environment() };

@@ -1,11 +1,13 @@
 //! Collections and databases: make, change, rename, drop, list.
 
 use super::cursor::{self, Opening, Source};
+use super::indexes::INVALID_OPTION;
 use super::query::{self, Parsing};
 use super::{Flow, Spec};
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
+use rockdove_documents::collation::Collation;
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
 use rockdove_engine::{Collection, Definition, DefinitionReply, Namespace};
 use std::collections::BTreeSet;
@@ -48,13 +50,23 @@ pub async fn define(call: &Call<'_>, definition: Definition) -> Result<Definitio
 
 async fn create(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("create", call.command())?;
-    let others =
-        ["autoIndexId", "indexOptionDefaults", "storageEngine", "temp", "collation", "clusteredIndex"];
+    let others = [
+        "autoIndexId",
+        "indexOptionDefaults",
+        "storageEngine",
+        "temp",
+        "collation",
+        "clusteredIndex",
+        "idIndex",
+    ];
     fields.only(&[&KEPT[..], &UNSUPPORTED[..], &others[..]].concat())?;
     let ns = query::namespace(call, &fields, "create")?;
     if let Some(option) = UNSUPPORTED.iter().find(|option| fields.get(option).is_some()) {
         let message = format!("create: the option '{option}' is not supported");
         return Err(Failure::new(code::COMMAND_NOT_SUPPORTED, message));
+    }
+    if let Some(index) = fields.document("idIndex")? {
+        check_id_index(&fields, index)?;
     }
     define(call, Definition::Create { ns, options: options(&fields)? }).await?;
     Ok(Flow::Done)
@@ -86,8 +98,7 @@ fn options(fields: &Fields<'_>) -> Result<Doc> {
 fn clustered_index(spec: RawDoc<'_>) -> Result<Doc> {
     let fields = Fields::new("create.clusteredIndex", spec)?;
     let key = fields.required_document("key")?;
-    let by_id = key.len() == 1 && key.get("_id").and_then(|order| order.as_integer()) == Some(1);
-    if !by_id || !fields.flag("unique")? {
+    if !is_by_id(key) || !fields.flag("unique")? {
         let message = "The clusteredIndex option is only supported for { key: { _id: 1 }, unique: true }";
         return Err(Failure::new(code::INVALID_OPTIONS, message));
     }
@@ -97,11 +108,49 @@ fn clustered_index(spec: RawDoc<'_>) -> Result<Doc> {
     Ok(index.finish())
 }
 
+/// Checks a specification of the index on `_id`, which is there in any case and has no choices: tools that restore
+/// collections send what `listCollections` showed them.
+fn check_id_index(create: &Fields<'_>, spec: RawDoc<'_>) -> Result<()> {
+    if create.get("viewOn").is_some() {
+        return Err(Failure::new(code::INVALID_OPTIONS, "'idIndex' is not allowed with 'viewOn'"));
+    }
+    let fields = Fields::new("create.idIndex", spec)?;
+    const KNOWN: [&str; 5] = ["key", "name", "v", "ns", "collation"];
+    if let Some(unknown) = spec.iter().find(|element| !KNOWN.contains(&element.key())) {
+        let message = format!("The field '{}' is not valid for an _id index specification", unknown.key());
+        return Err(Failure::new(INVALID_OPTION, message));
+    }
+    let Some(key) = fields.document("key")? else {
+        return Err(Error::failed_to_parse(
+            "The 'key' field is a required property of an index specification",
+        )
+        .into());
+    };
+    if !is_by_id(key) {
+        let message = format!("The field 'key' for an _id index must be {{_id: 1}}, but got {key:?}");
+        return Err(Error::bad_value(message).into());
+    }
+    // With all options, for one of the two may leave out what is so anyway.
+    let collation = |fields: &Fields<'_>| -> Result<Option<Doc>> {
+        let Some(spec) = query::collation_document(fields)? else { return Ok(None) };
+        Ok(Collation::parse(spec)?.map(|collation| collation.to_doc()))
+    };
+    if fields.get("collation").is_some() && collation(&fields)? != collation(create)? {
+        return Err(Error::bad_value("'idIndex' must have the same collation as the collection.").into());
+    }
+    Ok(())
+}
+
+/// Whether an index's keys are `{_id: 1}`.
+fn is_by_id(key: RawDoc<'_>) -> bool {
+    key.len() == 1 && key.get("_id").and_then(|order| order.as_integer()) == Some(1)
+}
+
 async fn modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("collMod", call.command())?;
     const UNSUPPORTED: [&str; 4] = ["cappedSize", "cappedMax", "timeseries", "expireAfterSeconds"];
     let known = ["validator", "validationLevel", "validationAction", "changeStreamPreAndPostImages"];
-    let others = ["index", "viewOn", "pipeline", "dryRun"];
+    let others = ["index", "viewOn", "pipeline", "dryRun", "collectionUUID"];
     fields.only(&[&UNSUPPORTED[..], &known[..], &others[..]].concat())?;
     let ns = query::namespace(call, &fields, "collMod")?;
     for option in UNSUPPORTED {
@@ -140,10 +189,14 @@ async fn drop_database(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> 
 
 async fn rename(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("renameCollection", call.command())?;
-    fields.only(&["to", "dropTarget"])?;
+    fields.only(&["to", "dropTarget", "stayTemp", "collectionUUID"])?;
     let from = Namespace::parse(fields.required_string("renameCollection")?)?;
     let to = Namespace::parse(fields.required_string("to")?)?;
-    let drop_target = fields.flag("dropTarget")?;
+    query::refuse_other_collection(call, &fields, &from)?;
+    let drop_target = match fields.get("dropTarget") {
+        Some(uuid @ Value::Binary { .. }) => query::check_uuid(call, &to, uuid).map(|()| true)?,
+        _ => fields.flag("dropTarget")?,
+    };
     define(call, Definition::Rename { from, to, drop_target }).await?;
     Ok(Flow::Done)
 }

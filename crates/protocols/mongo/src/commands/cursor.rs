@@ -304,7 +304,8 @@ struct Next {
 
 async fn get_more(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("getMore", call.command())?;
-    fields.only(&["collection", "batchSize", "term", "lastKnownCommittedOpTime"])?;
+    let others = ["term", "lastKnownCommittedOpTime", "includeQueryStatsMetrics"];
+    fields.only(&[&["collection", "batchSize"], &others[..]].concat())?;
     let id = match fields.required("getMore")? {
         Value::Int64(id) => id,
         other => {

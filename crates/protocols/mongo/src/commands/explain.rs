@@ -67,7 +67,7 @@ pub async fn append(
 
 fn with_filter(call: &Call<'_>, fields: &Fields<'_>, name: &str, filter: Option<RawDoc<'_>>) -> Result<Find> {
     let ns = query::namespace(call, fields, name)?;
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, fields, &ns)?;
     let filter = parsing.filter(filter.unwrap_or(RawDoc::empty()))?;
     Ok(Find { hint: query::hint(fields)?, ..Find::new(ns, filter) })
 }

@@ -91,7 +91,7 @@ fn limit(fields: &Fields<'_>) -> Result<(u64, bool)> {
 
 /// Reads the query of a `find`.
 pub fn parse(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace, limit: u64) -> Result<Find> {
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, fields, &ns)?;
     for option in ["min", "max", "returnKey", "showRecordId"] {
         if fields.get(option).is_some_and(|value| value.as_bool() != Some(false) && !is_empty(value)) {
             let message = format!("find: the option '{option}' is not supported");
@@ -163,7 +163,7 @@ async fn count(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
 }
 
 fn parse_count(call: &Call<'_>, fields: &Fields<'_>, ns: Namespace) -> Result<Find> {
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, fields, &ns)?;
     let limit = fields.integer("limit")?.unwrap_or(0).unsigned_abs(); // a negative limit counts as its absolute value
     let filter = parsing.filter(fields.document("query")?.unwrap_or(RawDoc::empty()))?;
     Ok(Find {
@@ -179,7 +179,7 @@ async fn distinct(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     fields.only(&["key", "query", "hint", "collation", "collectionUUID"])?;
     let ns = query::namespace(call, &fields, "distinct")?;
     let key = fields.required_string("key")?.to_string();
-    let parsing = Parsing::new(call, &fields)?.with_collation(&fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, &fields, &ns)?;
     let filter = parsing.filter(fields.document("query")?.unwrap_or(RawDoc::empty()))?;
     let state = query::snapshot(call)?;
     let at = call.read_concern.snapshot.is_some().then(|| query::at_cluster_time(&state));

@@ -52,7 +52,7 @@ async fn find_and_modify(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow
 
 fn parse(call: &Call<'_>, fields: &Fields<'_>) -> Result<FindAndModify> {
     let ns = query::namespace(call, fields, call.name)?;
-    let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+    let parsing = Parsing::on(call, fields, &ns)?;
     let filter = parsing.filter(fields.document("query")?.unwrap_or(rockdove_documents::RawDoc::empty()))?;
     Ok(FindAndModify {
         ns,

@@ -45,11 +45,13 @@ const OPTIONS: [&str; 25] = [
     "bucketSize",
     "wildcardProjection",
 ];
-const INVALID_OPTION: Code = Code { number: 197, name: "InvalidIndexSpecificationOption" };
+/// An option that such an index does not have.
+pub const INVALID_OPTION: Code = Code { number: 197, name: "InvalidIndexSpecificationOption" };
 
 async fn create(call: &Call<'_>, reply: &mut DocBuilder) -> Result<Flow> {
     let fields = Fields::new("createIndexes", call.command())?;
-    fields.only(&["indexes", "commitQuorum", "ignoreUnknownIndexOptions", "returnOnStart"])?;
+    let others = ["commitQuorum", "ignoreUnknownIndexOptions", "returnOnStart", "collectionUUID"];
+    fields.only(&[&["indexes"], &others[..]].concat())?;
     let ns = query::namespace(call, &fields, "createIndexes")?;
     let specs = specs(call, &fields)?;
     let done = define(call, Definition::CreateIndexes { ns, specs }).await?;

@@ -171,6 +171,11 @@ pub fn changes_nothing(request: &Request) -> bool {
     find(name).is_some_and(|spec| spec.has(Spec::WAITS) || (spec.has(Spec::READ) && !writes_out(command)))
 }
 
+/// Whether a command has a write concern.
+pub fn writes(spec: &Spec, command: RawDoc<'_>) -> bool {
+    spec.has(Spec::WRITE) || (spec.name == "aggregate" && writes_out(command))
+}
+
 /// Whether a pipeline ends with a stage that writes.
 fn writes_out(command: RawDoc<'_>) -> bool {
     let Some(Value::Array(pipeline)) = command.get("pipeline") else { return false };

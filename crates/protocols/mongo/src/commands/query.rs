@@ -40,17 +40,26 @@ pub fn namespace(call: &Call<'_>, fields: &Fields<'_>, name: &str) -> Result<Nam
 
 /// Refuses a command for a collection that had this name once, and is another one now (`collectionUUID`).
 pub fn refuse_other_collection(call: &Call<'_>, fields: &Fields<'_>, ns: &Namespace) -> Result<()> {
-    let Some(uuid) = fields.get("collectionUUID") else { return Ok(()) };
+    fields.get("collectionUUID").map_or(Ok(()), |uuid| check_uuid(call, ns, uuid))
+}
+
+/// Checks that a collection has this UUID. The error says which one of the database has it.
+pub fn check_uuid(call: &Call<'_>, ns: &Namespace, uuid: Value<'_>) -> Result<()> {
+    let Value::Binary { subtype: 4, bytes } = uuid else {
+        return Err(Error::type_mismatch("BSON field 'collectionUUID' must be a UUID").into());
+    };
     let state = call.shared.engine.snapshot();
-    let is = state.collection(ns).map(|collection| collection.info.uuid);
-    match uuid {
-        Value::Binary { subtype: 4, bytes } if is.is_some_and(|is| is[..] == *bytes) => Ok(()),
-        Value::Binary { subtype: 4, .. } => Err(Failure::new(
-            code::COLLECTION_UUID_MISMATCH,
-            format!("Collection UUID does not match that specified for {ns}"),
-        )),
-        _ => Err(Error::type_mismatch("BSON field 'collectionUUID' must be a UUID").into()),
+    let actual = state.in_database(ns.database()).find(|collection| collection.info.uuid[..] == *bytes);
+    let actual = actual.map(|collection| &collection.info.ns);
+    if actual == Some(ns) {
+        return Ok(());
     }
+    let mut details = DocBuilder::new();
+    details.append("db", ns.database()).append_value("collectionUUID", uuid);
+    details.append("expectedCollection", ns.collection());
+    details.append("actualCollection", actual.map(Namespace::collection));
+    let message = format!("Collection UUID does not match that specified for {ns}");
+    Err(Failure::new(code::COLLECTION_UUID_MISMATCH, message).with_details(details.finish()))
 }
 
 /// The state to read: the one of now, or that of the moment the session reads.
@@ -114,17 +123,29 @@ pub struct Parsing {
 }
 
 impl Parsing {
-    /// With the command's `let`; the time is now.
+    /// With the command's collation and its `let`; the time is now.
     pub fn new(call: &Call<'_>, fields: &Fields<'_>) -> Result<Parsing> {
+        Parsing::at(call).with_collation(fields)?.with_variables(call, fields)
+    }
+
+    /// The same, where a command without a collation has the collection's.
+    pub fn on(call: &Call<'_>, fields: &Fields<'_>, ns: &Namespace) -> Result<Parsing> {
+        Parsing::at(call).with_collation(fields)?.or_default_of(call, ns)?.with_variables(call, fields)
+    }
+
+    fn at(call: &Call<'_>) -> Parsing {
         let (now_ms, cluster_time) = (call.shared.engine.now_ms(), call.shared.operation_time());
-        let variables = match fields.document("let")? {
-            Some(variables) => {
-                in_place(&call.interrupt(), || Variables::parse(variables, now_ms, cluster_time))?
-            }
-            None => Variables::default(),
-        };
-        let surroundings = Surroundings { now_ms, cluster_time, collation: None, variables };
-        Ok(Parsing { surroundings, collation_given: false })
+        let surroundings = Surroundings { now_ms, cluster_time, ..Surroundings::default() };
+        Parsing { surroundings, collation_given: false }
+    }
+
+    /// The same with the command's `let`, whose expressions compare by the collation.
+    fn with_variables(mut self, call: &Call<'_>, fields: &Fields<'_>) -> Result<Parsing> {
+        if let Some(variables) = fields.document("let")? {
+            let parse = || self.surroundings.parse_variables(variables);
+            self.surroundings.variables = in_place(&call.interrupt(), parse)?;
+        }
+        Ok(self)
     }
 
     /// The same with the collation that `fields` name.

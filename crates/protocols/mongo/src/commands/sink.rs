@@ -2,7 +2,8 @@
 //!
 //! `$out` fills a collection of its own beside the target and puts it in the target's place in one step. `$merge`
 //! treats one result after the other: it reads the document that is there, combines both, and writes the outcome
-//! only if that document is still the same; otherwise it looks again.
+//! only if that document is still the same; otherwise it looks again. What the write concern asks for is waited for
+//! once, after the last write, for all of them.
 
 use super::cursor::{in_place, off_thread};
 use super::query::Parsing;
@@ -11,7 +12,8 @@ use crate::errors::{Failure, Result};
 use rockdove_documents::pipeline::{Environment, Merge, Sink, Target, WhenMatched, WhenNotMatched};
 use rockdove_documents::{Doc, DocBuilder, Error, Value, code, doc};
 use rockdove_engine::{
-    Ack, Definition, Find, Namespace, Outcome, Query, Statement, UpdateStatement, Write, WriteError,
+    Ack, Definition, Engine, Find, Namespace, Outcome, Query, Receipt, Statement, UpdateStatement, Write,
+    WriteError,
 };
 
 /// How often a document that others change meanwhile is looked at again.
@@ -22,18 +24,40 @@ const BATCH: usize = 1000;
 /// Where results are written and how.
 pub struct Writer<'c> {
     /// The command.
-    pub call: &'c Call<'c>,
+    call: &'c Call<'c>,
     /// Its collation, time and variables.
-    pub parsing: &'c Parsing,
+    parsing: &'c Parsing,
     /// What combining pipelines run in.
-    pub environment: &'c Environment,
-    /// When a write is acknowledged.
-    pub ack: Ack,
+    environment: &'c Environment,
+    /// What is owed for the writes so far.
+    receipt: Receipt,
 }
 
-impl Writer<'_> {
-    /// Writes the results of a pipeline.
-    pub async fn write(&self, sink: &Sink, results: Vec<Doc>) -> Result<()> {
+impl<'c> Writer<'c> {
+    /// A writer that has written nothing yet.
+    pub fn new(call: &'c Call<'c>, parsing: &'c Parsing, environment: &'c Environment) -> Writer<'c> {
+        Writer { call, parsing, environment, receipt: Receipt::default() }
+    }
+
+    /// Writes the results of a pipeline. Also where not all could be written, what was is as lasting as the write
+    /// concern wants it.
+    pub async fn write(&mut self, sink: &Sink, results: Vec<Doc>) -> Result<()> {
+        let done = self.write_all(sink, results).await;
+        self.call.settle(&self.receipt).await?;
+        done
+    }
+
+    /// The writes are answered when they are in the log; [`write`](Self::write) waits for the rest.
+    fn ack(&self) -> Ack {
+        Ack { deferred: true, ..self.call.ack() }
+    }
+
+    /// Adds what one more write is owed.
+    fn note(&mut self, receipt: Receipt) {
+        self.receipt = std::mem::take(&mut self.receipt).joined(receipt);
+    }
+
+    async fn write_all(&mut self, sink: &Sink, results: Vec<Doc>) -> Result<()> {
         let ns = self.namespace(sink.target())?;
         let state = self.call.shared.engine.snapshot();
         if let Some(collection) = state.collection(&ns) {
@@ -55,7 +79,7 @@ impl Writer<'_> {
     }
 
     /// Puts the results in the place of the collection, which keeps its options and indexes.
-    async fn replace(&self, ns: &Namespace, results: Vec<Doc>) -> Result<()> {
+    async fn replace(&mut self, ns: &Namespace, results: Vec<Doc>) -> Result<()> {
         let engine = &self.call.shared.engine;
         let filled = Namespace::new(ns.database(), &format!("tmp.agg_out.{}", uuid::Uuid::new_v4()))?;
         let (options, specs) = {
@@ -65,16 +89,15 @@ impl Writer<'_> {
             let specs: Vec<Doc> = specs.map(|index| index.spec.doc.clone()).collect();
             (target.map_or(Doc::empty(), |target| target.info.options.clone()), specs)
         };
+        let mut unfinished = Unfinished { engine: engine.clone(), ns: Some(filled.clone()) };
         engine.define(Definition::Create { ns: filled.clone(), options }, Ack::WRITTEN).await?;
-        let done = self.fill(ns, &filled, specs, results).await;
-        if done.is_err() {
-            engine.define(Definition::Drop { ns: filled }, Ack::WRITTEN).await?;
-        }
-        done
+        self.fill(ns, &filled, specs, results).await?;
+        unfinished.ns = None;
+        Ok(())
     }
 
     async fn fill(
-        &self,
+        &mut self,
         ns: &Namespace,
         filled: &Namespace,
         specs: Vec<Doc>,
@@ -91,26 +114,27 @@ impl Writer<'_> {
             self.carry_out(statements).await?.map_err(Failure::from)?;
         }
         let rename = Definition::Rename { from: filled.clone(), to: ns.clone(), drop_target: true };
-        engine.define(rename, self.ack).await?.receipt.acked?;
+        let renamed = engine.define(rename, self.ack()).await?;
+        self.note(renamed.receipt);
         Ok(())
     }
 
     /// Carries out statements up to the first that fails.
-    async fn carry_out(&self, statements: Vec<Statement>) -> Result<Result<Vec<Outcome>, WriteError>> {
+    async fn carry_out(&mut self, statements: Vec<Statement>) -> Result<Result<Vec<Outcome>, WriteError>> {
         let write = Write {
             statements,
             ordered: true,
             retry: None,
-            ack: self.ack,
+            ack: self.ack(),
             bypass_validation: false,
             interrupt: None,
         };
         let reply = self.call.shared.engine.write(write).await?;
-        reply.receipt.acked?;
+        self.note(reply.receipt);
         Ok(reply.results.into_iter().collect())
     }
 
-    async fn merge(&self, ns: &Namespace, merge: &Merge, results: Vec<Doc>) -> Result<()> {
+    async fn merge(&mut self, ns: &Namespace, merge: &Merge, results: Vec<Doc>) -> Result<()> {
         self.check_unique(ns, &merge.on)?;
         for result in results {
             self.merge_one(ns, merge, result).await?;
@@ -140,7 +164,7 @@ impl Writer<'_> {
         }
     }
 
-    async fn merge_one(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<()> {
+    async fn merge_one(&mut self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<()> {
         let Some(filter) = key_filter(&result, &merge.on)? else {
             return self.insert(ns, merge, result).await?.map_err(Failure::from);
         };
@@ -172,7 +196,7 @@ impl Writer<'_> {
     }
 
     /// Combines a result with the document that is there; whether that is still the same.
-    async fn update(&self, ns: &Namespace, merge: &Merge, old: &Doc, result: &Doc) -> Result<bool> {
+    async fn update(&mut self, ns: &Namespace, merge: &Merge, old: &Doc, result: &Doc) -> Result<bool> {
         if matches!(merge.when_matched, WhenMatched::Fail) {
             // The unique index tells what is in the way, unless it has gone meanwhile.
             let statement = Statement::Insert { ns: ns.clone(), doc: result.clone() };
@@ -200,7 +224,7 @@ impl Writer<'_> {
         Ok(matches!(done.first(), Some(Outcome::Updated { matched: 1, .. })))
     }
 
-    async fn insert(&self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<Result<(), WriteError>> {
+    async fn insert(&mut self, ns: &Namespace, merge: &Merge, result: Doc) -> Result<Result<(), WriteError>> {
         match merge.when_not_matched {
             WhenNotMatched::Discard => Ok(Ok(())),
             WhenNotMatched::Fail => Err(Failure::location(
@@ -213,6 +237,25 @@ impl Writer<'_> {
                 Ok(self.carry_out(vec![statement]).await?.map(drop))
             }
         }
+    }
+}
+
+/// A collection that `$out` fills. It goes if that is not finished, also where its command is ended in the middle.
+struct Unfinished {
+    engine: Engine,
+    /// Its name, until it takes its target's place.
+    ns: Option<Namespace>,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let Some(ns) = self.ns.take() else { return };
+        let engine = self.engine.clone();
+        tokio::spawn(async move {
+            if let Err(error) = engine.define(Definition::Drop { ns: ns.clone() }, Ack::WRITTEN).await {
+                tracing::warn!(%ns, %error, "a collection that $out did not finish stays");
+            }
+        });
     }
 }
 

@@ -60,7 +60,7 @@ impl Tail {
             return Err(bad("cannot use tailable option with a sort other than {$natural: 1}"));
         }
         let ns = collection.info.ns.clone();
-        let parsing = Parsing::new(call, fields)?.with_collation(fields)?.or_default_of(call, &ns)?;
+        let parsing = Parsing::on(call, fields, &ns)?;
         let limit = fields.count("limit")?.unwrap_or(0);
         let filter = parsing.filter(fields.document("filter")?.unwrap_or(RawDoc::empty()))?;
         Ok(Tail {
