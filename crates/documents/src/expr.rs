@@ -98,7 +98,7 @@ impl Surroundings {
     pub fn parse_variables(&self, spec: RawDoc<'_>) -> Result<Variables> {
         let none = Variables::default();
         let context = Context::new(RawDoc::empty(), self.now_ms, self.cluster_time, &[])
-            .with_collation(self.collation.as_deref());
+            .with_collation(self.collation.as_ref());
         let mut variables = Vec::new();
         for element in spec {
             parse::check_variable(element.key())?;
