@@ -96,11 +96,13 @@ async fn drop_watched(node: &Node, collection: &str, feed: Box<dyn Feed>) -> Bac
     let result = dropping.await.unwrap_or_else(|_| Err(late()));
     let mut arrived = Vec::new();
     let news = arrivals(node, collection, feed, &mut arrived);
-    if tokio::time::timeout(NEWS_LIMIT, news).await.is_err() {
-        if result.is_err() {
-            return result; // it was not dropped: what arrived is still there
+    let heard = tokio::time::timeout(NEWS_LIMIT, news).await.is_ok();
+    match &result {
+        Err(_) if !heard => return result, // it was not dropped: what arrived is still there
+        Ok(()) if !heard => {
+            tracing::warn!(collection, "no news of the drop; what arrived meanwhile may be lost")
         }
-        tracing::warn!(collection, "no news of the drop; what arrived meanwhile may be lost");
+        _ => {}
     }
     if !arrived.is_empty() {
         let count = arrived.len();

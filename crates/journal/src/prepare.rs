@@ -3,8 +3,8 @@
 //!
 //! One spare of the usual size is made ahead by a thread of its own once the active segment is half full. Its
 //! space is written with zeros: syncs then need not change the file system's own records, and appends in memory find
-//! every page of it in the cache. The first segment of a log and segments for one large entry are made when they are
-//! needed, their space only reserved.
+//! every page of it in the cache. The first segment of a log is made when the log is, in the same way and smaller, so that
+//! this takes no time to speak of. A segment for one large entry is made when it is needed, its space only reserved.
 //!
 //! What is synced before a file gets its name is its space and its header: reserved space reads as zeros whether or not
 //! zeros were written. Those are synced once the spare has lain for a while. Appends that use up a segment sooner
@@ -55,6 +55,9 @@ impl Role {
     }
 }
 
+/// Most bytes of the first segment of a log.
+const FIRST_BYTES_MAX: u64 = 4 << 20;
+
 /// How long a spare lies before its zeros are synced.
 const ZEROS_SYNC_AFTER: Duration = Duration::from_millis(100);
 
@@ -74,8 +77,9 @@ pub(crate) struct Ready {
 }
 
 impl Spare {
-    /// Makes a segment file.
+    /// Makes a segment file of that size; the first one of a log may be smaller.
     pub(crate) fn make(folder: &Folder, role: Role, log_id: [u8; 16], size: u64) -> Result<Self, DiskError> {
+        let size = if role == Role::First { size.min(FIRST_BYTES_MAX) } else { size };
         let temp_name = role.temp_name();
         let file = folder.create(&temp_name)?;
         let header = Header { log_id, salt: folder.disk().entropy(), size };
@@ -93,10 +97,8 @@ impl Spare {
         self.file.allocate(self.header.size)?;
         self.file.write_bytes(&self.header.encode(), 0)?;
         self.file.sync()?;
-        if role == Role::Spare {
-            self.file.write_zeros(FRAMES_AT, self.header.size, FOLIO_BYTES)?;
-        }
         if role != Role::Large {
+            self.file.write_zeros(FRAMES_AT, self.header.size, FOLIO_BYTES)?;
             self.mapping = self.file.map(FRAMES_AT, FRAMES_AT);
         }
         Ok(())

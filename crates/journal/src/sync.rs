@@ -23,7 +23,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -39,6 +39,14 @@ use crate::segment::{SEAL_AT, Seal, Segment};
 
 /// How long a mark that could not be appended waits for the next try.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(1);
+
+/// Before a round that was asked for, the syncer waits for those who were served by the last one, for at most this part of
+/// the time which that took: else the first of them would have a round of its own and the others wait for the next.
+const GATHER_SHARE: u32 = 4;
+
+/// The syncer, once it has served somebody, looks for so long whether there is more to do before it sleeps: waking a thread
+/// can take as long as the disk. Who waits for the disk does sleep: the disk's interrupt may need its processor.
+const LOOK_TIME: Duration = Duration::from_micros(200);
 
 /// Most completed segments that may wait for their sync. Then appends that need a new segment wait: a disk that
 /// is slower than the appends must slow them down at some point.
@@ -106,16 +114,18 @@ pub(crate) struct Desk {
     state: Mutex<DeskState>,
     /// Wakes the syncer.
     work: Condvar,
-    /// Wakes those who wait for the mark, for a failure or for the end.
+    /// Wakes appenders that wait for their segments to be synced.
     moved: Condvar,
+    /// A sync up to here was asked for. Changes with the state locked.
+    requested: AtomicU64,
+    /// How many threads wait for an acknowledgement. Changes with the state locked.
+    sleeping: AtomicUsize,
 }
 
 #[derive(Default)]
 struct DeskState {
     /// Oldest first; the last one is the active segment. At most [`UNSYNCED_SEGMENTS_MAX`] and the active one.
     dirty: Vec<Dirty>,
-    /// A sync up to here was asked for.
-    requested: u64,
     /// By whom, since the last round began.
     causes: Causes,
     /// How many rounds had each cause.
@@ -126,6 +136,11 @@ struct DeskState {
     failure: Option<DiskError>,
     stop: bool,
     closed: bool,
+    /// Those who wait for the mark, for a failure or for the end; each is woken by itself. A condition variable would have
+    /// each of them wake the next, one after the other.
+    sleepers: Vec<Thread>,
+    /// How many of them the last round woke.
+    served: usize,
 }
 
 impl DeskState {
@@ -154,6 +169,8 @@ impl Desk {
             state: Mutex::default(),
             work: Condvar::new(),
             moved: Condvar::new(),
+            requested: 0.into(),
+            sleeping: 0.into(),
         }
     }
 
@@ -207,8 +224,9 @@ impl Desk {
 
     pub(crate) fn request(&self, causes: impl Into<Causes>) {
         let mut state = self.state.lock();
-        state.requested = self.written();
-        if state.requested <= self.synced() {
+        let written = self.written();
+        self.requested.store(written, Ordering::Relaxed);
+        if written <= self.synced() {
             // A round that was under way has made it durable: there will be no other one for it.
             self.succeed(&mut state, causes.into(), 0);
         } else {
@@ -229,10 +247,10 @@ impl Desk {
 
     /// Takes the state of the other nodes; acknowledgements may follow from it.
     pub(crate) fn set_cluster(&self, cluster: Cluster) {
-        let _state = self.state.lock();
+        let mut state = self.state.lock();
         *self.cluster.write() = cluster;
         self.release();
-        self.moved.notify_all();
+        self.wake(&mut state);
     }
 
     /// Takes what is safe by now out of the exposure; the value of it.
@@ -263,7 +281,7 @@ impl Desk {
 
     /// Whether an entry can be acknowledged now. `held` is set when only the value at risk forbids it.
     pub(crate) fn acknowledge(&self, asked: &Asked, held: &mut bool) -> Result<Option<Ack>, WaitError> {
-        self.answer(asked, held, || self.failure())
+        self.answer(asked, held, &|| self.failure())
     }
 
     /// Waits until an entry can be acknowledged.
@@ -273,31 +291,61 @@ impl Desk {
         held: &mut bool,
         timeout: Duration,
     ) -> Result<Ack, WaitError> {
+        self.wait_until(asked.index, timeout, |failure| self.answer(asked, held, failure))
+    }
+
+    /// Waits until there is an answer. `look` is given the failure that ended the log, if one did.
+    fn wait_until<T>(
+        &self,
+        index: u64,
+        timeout: Duration,
+        mut look: impl FnMut(&dyn Fn() -> Option<DiskError>) -> Result<Option<T>, WaitError>,
+    ) -> Result<T, WaitError> {
         let deadline = Instant::now().checked_add(timeout);
-        let mut state = self.state.lock();
+        let me = std::thread::current();
         loop {
-            // Under the lock under which the marks move, so that no move is missed.
-            if let Some(ack) = self.answer(asked, held, || state.failure.clone())? {
-                return Ok(ack);
+            // The usual case after waking: no lock is needed.
+            if let Some(found) = look(&|| self.failure())? {
+                return Ok(found);
             }
-            if state.closed {
-                return Err(WaitError::Closed);
+            let mut state = self.state.lock();
+            // Again under the lock under which the marks move, so that no move is missed.
+            let found = look(&|| state.failure.clone()).transpose();
+            let late = deadline.is_some_and(|at| Instant::now() >= at);
+            if found.is_some() || state.closed || late {
+                state.sleepers.retain(|sleeper| sleeper.id() != me.id());
+                self.sleeping.store(state.sleepers.len(), Ordering::Relaxed);
+                let synced = self.synced();
+                let ended =
+                    if state.closed { WaitError::Closed } else { WaitError::Timeout { index, synced } };
+                return found.unwrap_or(Err(ended));
             }
+            if !state.sleepers.iter().any(|sleeper| sleeper.id() == me.id()) {
+                state.sleepers.push(me.clone());
+                self.sleeping.store(state.sleepers.len(), Ordering::Relaxed);
+            }
+            drop(state);
             match deadline {
-                Some(at) if Instant::now() >= at => {
-                    return Err(WaitError::Timeout { index: asked.index, synced: self.synced() });
-                }
-                Some(at) => drop(self.moved.wait_until(&mut state, at)),
-                None => self.moved.wait(&mut state),
+                Some(at) => std::thread::park_timeout(at.saturating_duration_since(Instant::now())),
+                None => std::thread::park(),
             }
         }
+    }
+
+    /// Wakes all who wait for something; how many for an acknowledgement.
+    fn wake(&self, state: &mut DeskState) -> usize {
+        self.moved.notify_all();
+        let sleepers = std::mem::take(&mut state.sleepers);
+        self.sleeping.store(0, Ordering::Relaxed);
+        sleepers.iter().for_each(Thread::unpark);
+        sleepers.len()
     }
 
     fn answer(
         &self,
         asked: &Asked,
         held: &mut bool,
-        failure: impl FnOnce() -> Option<DiskError>,
+        failure: &dyn Fn() -> Option<DiskError>,
     ) -> Result<Option<Ack>, WaitError> {
         let Asked { level, index, value } = *asked;
         let marks = self.watermarks();
@@ -372,40 +420,45 @@ impl Desk {
         let mut state = self.state.lock();
         let first = state.failure.get_or_insert(error).clone();
         self.failed.store(true, Ordering::Release);
-        self.moved.notify_all();
+        self.wake(&mut state);
         self.work.notify_one();
         first
     }
 
     /// Ends every wait; the writer is gone.
     pub(crate) fn close(&self) {
-        self.state.lock().closed = true;
-        self.moved.notify_all();
+        let mut state = self.state.lock();
+        state.closed = true;
+        self.wake(&mut state);
+        drop(state);
         let _lock = self.reader_lock.lock();
         self.appended.notify_all();
     }
 
     /// Waits until `synced` has reached `index`.
     pub(crate) fn wait(&self, index: u64, timeout: Duration) -> Result<(), WaitError> {
-        let deadline = Instant::now().checked_add(timeout);
-        let mut state = self.state.lock();
-        loop {
-            let synced = self.synced();
-            if synced >= index {
-                return Ok(());
-            }
-            if let Some(failure) = &state.failure {
-                return Err(WaitError::Failed(failure.clone()));
-            }
-            if state.closed {
-                return Err(WaitError::Closed);
-            }
-            match deadline {
-                Some(at) if Instant::now() >= at => return Err(WaitError::Timeout { index, synced }),
-                Some(at) => drop(self.moved.wait_until(&mut state, at)),
-                None => self.moved.wait(&mut state),
-            }
+        self.wait_until(index, timeout, |failure| match self.synced() >= index {
+            true => Ok(Some(())),
+            false => failure().map_or(Ok(None), |failure| Err(WaitError::Failed(failure))),
+        })
+    }
+
+    /// Gives those a moment whom the last round woke, and who may be about to ask for the next.
+    fn gather(&self, last_round: Duration) {
+        let served = self.state.lock().served;
+        stay_awake(last_round / GATHER_SHARE, || self.sleeping.load(Ordering::Relaxed) >= served);
+    }
+
+    /// Looks for a while whether another sync is asked for, if the last one served somebody.
+    fn linger(&self) {
+        if self.state.lock().served > 0 {
+            stay_awake(LOOK_TIME, || self.is_asked_for());
         }
+    }
+
+    /// Whether a sync was asked for of something that is not on disk yet.
+    fn is_asked_for(&self) -> bool {
+        self.requested.load(Ordering::Relaxed) > self.synced()
     }
 
     /// Sleeps until something is due; `None` if nothing will be any more. `since`: when the last round began,
@@ -418,7 +471,7 @@ impl Desk {
                 return None;
             }
             let unsynced = self.written() > self.synced();
-            if state.has_complete() || (unsynced && state.requested > self.synced()) {
+            if state.has_complete() || (unsynced && self.is_asked_for()) {
                 return Some(Work::Sync);
             }
             let by_policy = match self.policy {
@@ -485,7 +538,7 @@ impl Desk {
         }
         self.synced.fetch_max(target, Ordering::AcqRel);
         let released = self.release();
-        if state.requested <= target {
+        if self.requested.load(Ordering::Relaxed) <= target {
             // Asked for when the round had begun, and covered by it: there will be no other round for them.
             causes.join(std::mem::take(&mut state.causes));
         }
@@ -493,7 +546,7 @@ impl Desk {
             causes.join(Cause::Seal.into());
         }
         self.succeed(&mut state, causes, released);
-        self.moved.notify_all();
+        state.served = self.wake(&mut state);
     }
 
     /// What these causes asked for is durable.
@@ -513,6 +566,14 @@ impl Desk {
     }
 }
 
+/// Waits for something without sleeping, for at most `limit`. Other threads that want the processor get it.
+fn stay_awake(limit: Duration, has_come: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !has_come() && begun.elapsed() < limit {
+        std::thread::yield_now();
+    }
+}
+
 /// The syncer thread.
 pub(crate) struct Syncer {
     shared: Arc<Shared>,
@@ -525,11 +586,15 @@ impl Syncer {
         let thread = std::thread::Builder::new().name("journal-sync".into()).spawn(move || {
             let guard = EndGuard(&own);
             let mut since = Instant::now();
+            let mut last_round = Duration::ZERO;
             while let Some(work) = own.desk.wait_for_work(since) {
                 match work {
                     Work::Sync => {
+                        own.desk.gather(last_round);
                         since = Instant::now();
                         own.sync_round();
+                        last_round = since.elapsed();
+                        own.desk.linger();
                     }
                     Work::Announce => own.announce(),
                 }
