@@ -7,7 +7,8 @@
 //! Invariants
 //! * A look that was in vain costs at most one window of one processor; the connection sleeps from then on until a
 //!   request comes within the window again.
-//! * Whoever else has work goes first: other tasks between two looks; other programs by [`PAUSE`], in which nobody looks.
+//! * Whoever else has work goes first: other tasks between two looks; and after other programs had the processor for a
+//!   while nobody looks for [`PAUSE_SHARE`] times as long.
 //! * Only a runtime with one worker looks. Of several, one that sleeps is told by the system what has come, and a look
 //!   would only be in its way.
 
@@ -24,8 +25,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 pub const WINDOW: Duration = Duration::from_micros(100);
 /// One look takes a microsecond. If it took this long, the processor was given to somebody else, or has other work.
 const TAKEN_AWAY: Duration = Duration::from_micros(50);
-/// For how long nobody looks then.
-const PAUSE: Duration = Duration::from_millis(10);
+/// So many times as long nobody looks then: short work of the system costs little, and beside a busy program nobody looks.
+const PAUSE_SHARE: u32 = 8;
 
 /// Whether connections may look, and for how long.
 #[derive(Debug)]
@@ -53,8 +54,9 @@ impl BusyPoll {
         micros(now - self.started) < self.paused_until.load(Ordering::Relaxed)
     }
 
-    fn pause(&self, now: Instant) {
-        self.paused_until.store(micros(now - self.started + PAUSE), Ordering::Relaxed);
+    /// The processor was away for this long.
+    fn pause(&self, now: Instant, away: Duration) {
+        self.paused_until.store(micros(now - self.started + away * PAUSE_SHARE), Ordering::Relaxed);
     }
 }
 
@@ -101,7 +103,7 @@ impl Pace {
             tokio::task::yield_now().await; // the runtime does other work, and asks the system what has come
             let now = Instant::now();
             if now - last > TAKEN_AWAY {
-                poll.pause(now);
+                poll.pause(now, now - last);
             }
             if now > end {
                 break;
@@ -141,8 +143,8 @@ mod tests {
         match found {
             Some(read) => assert_eq!((read.unwrap(), &room[..], pace.quick), (4, &b"next"[..], true)),
             None => assert!(
-                poll.is_paused(Instant::now() - PAUSE),
-                "only a machine that was taken away stops the look"
+                poll.paused_until.load(Ordering::Relaxed) > 0,
+                "only a processor that was taken away stops the look"
             ),
         }
     }
@@ -175,9 +177,11 @@ mod tests {
     async fn nobody_looks_while_the_processor_is_wanted_elsewhere() {
         let (poll, mut room) = (BusyPoll::new(LONG), Vec::new());
         let (_client, mut server) = duplex(64);
-        poll.pause(Instant::now() + LONG);
+        let now = Instant::now();
+        poll.pause(now, LONG);
         assert!(quick().look(&poll, &mut server, &mut room).await.is_none());
-        assert!(!poll.is_paused(Instant::now() + 2 * LONG));
+        assert!(poll.is_paused(now + (PAUSE_SHARE - 1) * LONG));
+        assert!(!poll.is_paused(now + (PAUSE_SHARE + 1) * LONG));
     }
 
     #[tokio::test]
