@@ -160,7 +160,7 @@ impl Station {
             samples: Arc::new(Mutex::new(Samples::new(started, stage.duration)?)),
             next: Arc::new(AtomicU64::new(0)),
         };
-        let cpu = cpu_time();
+        let (cpu, backend) = (cpu_time(), self.reached.backend_cpu());
         match stage.drive {
             Drive::Rate(rate) => load.open_loop(rate).await?,
             Drive::Window(window) => load.closed_loop(window).await?,
@@ -171,7 +171,8 @@ impl Station {
             self.settle(sent * plan.deliveries()).await;
         }
         let cpu = cpu_time().saturating_sub(cpu);
-        Ok(self.result(plan, stage, round, &load.samples.lock(), cpu))
+        let backend = self.reached.backend_cpu().zip(backend).map(|(now, before)| now.saturating_sub(before));
+        Ok(self.result(plan, stage, round, &load.samples.lock(), (cpu, backend)))
     }
 
     /// Waits for deliveries that are still on their way.
@@ -189,7 +190,15 @@ impl Station {
         }
     }
 
-    fn result(&self, plan: &Plan, stage: &Stage, round: u32, samples: &Samples, cpu: Duration) -> Step {
+    fn result(
+        &self,
+        plan: &Plan,
+        stage: &Stage,
+        round: u32,
+        samples: &Samples,
+        (cpu, backend_cpu): (Duration, Option<Duration>),
+    ) -> Step {
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / samples.done.max(1) as f64;
         let tally = self.inbox.tally.lock();
         let deliveries = plan.deliveries();
         let received = tally.seen.len() as u64;
@@ -224,7 +233,8 @@ impl Station {
             outbound: Latency::of(&tally.outbound),
             back: stage.answered.then(|| Latency::of(&samples.back)),
             jitter_us: samples.jitter.as_secs_f64() * 1e6 / (samples.done.max(2) - 1) as f64,
-            client_cpu_us: cpu.as_secs_f64() * 1e6 / samples.done.max(1) as f64,
+            client_cpu_us: each(cpu),
+            backend_cpu_us: backend_cpu.map(each),
             curve: Latency::curve(total),
             seconds: samples.seconds.iter().map(Second::of).collect(),
         }

@@ -11,6 +11,7 @@
 //! * All targets get the same client, the same steps and the same turns.
 
 mod load;
+mod meter;
 mod pace;
 mod plan;
 mod relay;

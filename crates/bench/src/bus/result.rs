@@ -83,6 +83,9 @@ pub struct Step {
     pub jitter_us: f64,
     /// CPU time of this process for each message, in microseconds: all nodes, and the engine if it is embedded.
     pub client_cpu_us: f64,
+    /// Of that the embedded back end's, with the engine's threads.
+    #[serde(default)]
+    pub backend_cpu_us: Option<f64>,
     /// Percentile and latency in microseconds.
     pub curve: Vec<(f64, f64)>,
     /// The step by seconds.
@@ -255,6 +258,7 @@ mod tests {
             back: None,
             jitter_us: 0.0,
             client_cpu_us: 1.0,
+            backend_cpu_us: None,
             curve: Vec::new(),
             seconds: Vec::new(),
         }))

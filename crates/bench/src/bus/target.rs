@@ -1,10 +1,13 @@
 //! What is measured: a server, or the engine in this process.
 
+use super::meter::{Meter, Metered};
 use super::plan::Plan;
 use super::relay::Relay;
 use anyhow::{Context, Result, bail};
 use rockdove::{Bus, BusBuilder, Embedded, Layout, Settings};
 use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Database of the load, on every server.
@@ -54,15 +57,15 @@ pub struct Reached {
 
 enum Way {
     Server { uri: String, _relay: Option<Relay> },
-    Embedded(Embedded),
+    Embedded(Embedded, Arc<Meter>),
 }
 
 impl Target {
     /// Prepares the way to the target.
     pub async fn reach(&self) -> Result<Reached> {
         let way = match self.address.strip_prefix(EMBEDDED) {
-            Some("") => Way::Embedded(Embedded::memory()?),
-            Some(dir) => Way::Embedded(Embedded::open(dir.trim_start_matches(':'))?),
+            Some("") => Way::Embedded(Embedded::memory()?, Arc::default()),
+            Some(dir) => Way::Embedded(Embedded::open(dir.trim_start_matches(':'))?, Arc::default()),
             None if self.relayed => {
                 let relay = Relay::start(&self.address).await?;
                 Way::Server { uri: relay.uri(), _relay: Some(relay) }
@@ -92,13 +95,23 @@ impl Reached {
     fn builder(&self) -> BusBuilder {
         match &self.way {
             Way::Server { uri, .. } => Bus::builder(uri.clone()).database(DATABASE),
-            Way::Embedded(engine) => engine.bus(),
+            Way::Embedded(engine, meter) => {
+                Bus::with_backend(Arc::new(Metered::new(Arc::new(engine.clone()), meter.clone())))
+            }
+        }
+    }
+
+    /// Processor time of the back end so far, if it is embedded.
+    pub fn backend_cpu(&self) -> Option<Duration> {
+        match &self.way {
+            Way::Server { .. } => None,
+            Way::Embedded(_, meter) => Some(meter.spent()),
         }
     }
 
     /// Ends what was begun for it.
     pub async fn close(self) {
-        if let Way::Embedded(engine) = self.way
+        if let Way::Embedded(engine, _) = self.way
             && let Err(error) = engine.close().await
         {
             eprintln!("the engine was not closed cleanly: {error}");

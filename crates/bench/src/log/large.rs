@@ -41,7 +41,8 @@ pub fn opening(plan: &Plan, outcome: &mut Outcome, say: &impl Fn(&str)) -> Resul
     let segments = plan.large * (1 << 30) / SEGMENT_BYTES;
     let dir = tempfile::tempdir_in(&plan.dir)?;
     let (journal, mut writer) = open(dir.path(), options())?;
-    for n in 0..segments {
+    // The first segment of a log is small, and stays as it is.
+    for n in 0..=segments {
         // A minute each, so that each begins a segment.
         writer.append(&[b"one"], n * MINUTE_NS)?;
         if n % 100 == 99 {
@@ -50,18 +51,21 @@ pub fn opening(plan: &Plan, outcome: &mut Outcome, say: &impl Fn(&str)) -> Resul
     }
     drop(journal);
     writer.close()?;
-    let mut bytes = 0;
+    let mut files = Vec::new();
     for entry in read_dir(dir.path())? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "seg") {
-            let file = File::options().write(true).open(&path)?;
-            file.set_len(SEGMENT_BYTES)?;
-            file.sync_all()?;
-            fadvise(&file, 0, None, Advice::DontNeed)?;
-            bytes += SEGMENT_BYTES;
+            files.push(path);
         }
     }
-    let size = format!("{} GiB", bytes >> 30);
+    files.sort_unstable(); // by their first entries
+    for path in files.iter().skip(1) {
+        let file = File::options().write(true).open(path)?;
+        file.set_len(SEGMENT_BYTES)?;
+        file.sync_all()?;
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+    }
+    let size = format!("{} GiB", (files.len().saturating_sub(1) as u64 * SEGMENT_BYTES) >> 30);
     let mut measure = |name: &str, target| -> Result<Writer> {
         let started = Instant::now();
         let (_, writer) = open(dir.path(), options())?;

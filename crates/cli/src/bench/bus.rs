@@ -29,7 +29,7 @@ Columns:
   accepted        messages a second that the server took (without answers)
   lost, twice     deliveries or answers that did not come, or came again
   failed          sends that failed, with the first reason
-  client CPU      of this process for each message, all nodes included
+  client CPU      of this process for each message, all nodes included; the back end's if that is embedded
 
 A target that achieves less than 98 % of an offered rate could not keep up with it. Only steps of 5 seconds and more \
 are judged: in a shorter one, what is on its way at the end weighs too much.
@@ -259,7 +259,11 @@ fn line(step: &bus::Step) -> String {
     if let Some(error) = &step.first_error {
         line += &format!(" ({error})");
     }
-    line + &format!("  client CPU {:.1} us", step.client_cpu_us)
+    line += &format!("  client CPU {:.1} us", step.client_cpu_us);
+    if let Some(backend) = step.backend_cpu_us {
+        line += &format!(", of it back end {backend:.1} us");
+    }
+    line
 }
 
 fn create(path: &Path) -> Result<File> {
