@@ -2,6 +2,7 @@
 
 use crate::exit::Late;
 use clap::Args;
+use rockdove::backend::BackendError;
 use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
 use rockdove_server::VALUE_MAX;
 use std::time::Duration;
@@ -40,6 +41,11 @@ pub struct Queue {
 /// What to do when no server answers.
 const HINT: &str = "; start one with `rockdove serve`, or name another with --uri";
 
+/// No server, or one that refuses.
+fn unreachable(error: BackendError) -> anyhow::Error {
+    if error.is_transient() { Late(format!("{error}{HINT}")).into() } else { error.into() }
+}
+
 impl Queue {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
@@ -51,7 +57,7 @@ impl Database {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
         let backend = DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?;
-        backend.reach(REACH_LIMIT).await.map_err(|error| anyhow::anyhow!("{error}{HINT}"))?;
+        backend.reach(REACH_LIMIT).await.map_err(unreachable)?;
         Ok(backend)
     }
 }
@@ -104,7 +110,7 @@ impl Connection {
             ConnectError::Unreachable(error) if end.is_some_and(|end| Instant::now() >= end) => {
                 Late(error.to_string()).into()
             }
-            ConnectError::Unreachable(error) => anyhow::anyhow!("{error}{HINT}"),
+            ConnectError::Unreachable(error) => unreachable(error),
             error => error.into(),
         })
     }

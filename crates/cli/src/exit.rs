@@ -18,7 +18,7 @@ Exit codes:
   6    request: it was rejected
   130  interrupted (Ctrl-C); 143 terminated";
 
-/// A time limit of the user's was over; says what did not come.
+/// A time limit was over, the user's or that for reaching a server; says what did not come.
 #[derive(Debug)]
 pub struct Late(pub String);
 

@@ -40,7 +40,11 @@ pub async fn follow(
                 }
                 left = left.map(|left| left - 1);
             }
-            () = until(deadline) => return Ok(if left.is_some() { Exit::TimedOut } else { Exit::Done }),
+            () = until(deadline) => {
+                let Some(left) = left else { return Ok(Exit::Done) };
+                eprintln!("rockdove: the time is over; {left} did not come");
+                return Ok(Exit::TimedOut);
+            }
             exit = &mut ended => return Ok(exit?),
         }
     }

@@ -72,7 +72,13 @@ async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Resu
     }
     Ok(match () {
         () if rejected => Exit::Rejected,
-        () if count < args.count.max(1) => Exit::TimedOut,
+        () if count < args.count.max(1) => {
+            eprintln!(
+                "rockdove: the time is over; {} did not come",
+                if count == 0 { "an answer" } else { "more" }
+            );
+            Exit::TimedOut
+        }
         () => Exit::Done,
     })
 }

@@ -304,6 +304,7 @@ fn an_encrypted_and_compressed_log() {
         (&["prune", "--keep", "1KiB"], "no key was given"),
         (&["dump", "--key-file", lines_file], "64 hexadecimal digits"),
         (&["dump", "--key-file", "/nowhere/key"], "cannot read"),
+        (&["dump", "--key-file", "/dev/zero"], "64 hexadecimal digits"),
     ] {
         let refused = log(arguments, &coded);
         let text = String::from_utf8_lossy(&refused.stderr);

@@ -645,7 +645,7 @@ fn no_server_is_one_line_and_soon() {
     ] {
         let output = server.run(args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{args:?}: {said}");
+        assert_eq!((output.status.code(), said.lines().count()), (Some(3), 1), "{args:?}: {said}");
         assert!(said.contains("no server answers at 127.0.0.1:"), "{said}");
         assert!(said.contains("(connection refused); start one with `rockdove serve`"), "{said}");
     }

@@ -5,10 +5,10 @@
 //! use std::time::Duration;
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! let bus = Bus::builder("mongodb://localhost/shop").sender_id("billing-1").connect().await?;
-//! bus.subscribe("invoice.wanted", |request| async move {
-//!     let number = request.value.as_deref().unwrap_or("?");
-//!     Ok(request.derive_answer().value(format!("invoice {number}")))
+//! let bus = Bus::builder("mongodb://localhost/shop").sender_id("shop-1").connect().await?;
+//! bus.subscribe("stock.wanted", |request| async move {
+//!     let article = request.value.as_deref().unwrap_or("?");
+//!     Ok(request.derive_answer().value(format!("3 pieces of {article}")))
 //! })
 //! .await?;
 //! bus.ready().await;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 /// Most indexes of a collection (MongoDB manual, limits).
 const INDEXES_MAX: usize = 64;
+const OPTION_NOT_SUPPORTED_ON_VIEW: Code = Code { number: 167, name: "OptionNotSupportedOnView" };
 const GRAPH_CONTAINS_CYCLE: Code = Code { number: 5, name: "GraphContainsCycle" };
 /// Options of `collMod` that go into a collection's own options.
 const MODIFIABLE: [&str; 4] =
@@ -50,14 +51,21 @@ fn create(seq: &mut Sequencer, ns: &Namespace, options: Doc, batch: &mut Batch) 
         return Err(Error::new(code::NAMESPACE_EXISTS, message));
     }
     let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
-    refuse_cycle(seq, &info)?;
+    check_view(seq, &info)?;
     seq.create_collection(ns, options, batch)?;
     Ok(changed())
 }
 
-/// Refuses a view that reads itself, by way of other views too.
-fn refuse_cycle(seq: &Sequencer, info: &CollectionInfo) -> Result<()> {
+/// Refuses a view that writes, or that reads itself, by way of other views too.
+fn check_view(seq: &Sequencer, info: &CollectionInfo) -> Result<()> {
     let mut view = info.view.clone();
+    for stage in view.iter().flat_map(|view| view.pipeline.raw()) {
+        let name = stage.value().as_document().and_then(|stage| stage.iter().next()).map(|first| first.key());
+        if let Some(name @ ("$out" | "$merge")) = name {
+            let message = format!("the pipeline of the view {} cannot have the stage {name}", info.ns);
+            return Err(Error::new(OPTION_NOT_SUPPORTED_ON_VIEW, message));
+        }
+    }
     // A log of before this check may hold a cycle of others: reading these fails, and this ends.
     for _ in 0..=seq.state.collections().count() {
         let Some(read) = view else { break };
@@ -97,7 +105,7 @@ fn modify(
         }
         let options = options.finish();
         let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
-        refuse_cycle(seq, &info)?;
+        check_view(seq, &info)?;
         seq.effect(batch, Effect::Modify { collection: collection.info.number, options }, None)?;
     }
     Ok(reply)

@@ -74,7 +74,7 @@ impl Memory {
             return Ok(());
         }
         let message = format!(
-            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({} %): delete or consume documents, or raise the limit, then try again",
+            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({} %): delete documents or let them expire, or raise the limit, then try again",
             self.refuse_percent
         );
         Err(Error::new(code::EXCEEDED_MEMORY_LIMIT, message))
@@ -126,7 +126,7 @@ impl Disk {
 /// What a new document gets while the disk is short.
 pub fn disk_is_short() -> Error {
     let message = "the disk that holds the data folder is short: new documents are refused so that deletions and a \
-                   checkpoint find room; delete or consume documents, or make space, then try again";
+                   checkpoint find room; delete documents or let them expire, or make space, then try again";
     Error::new(code::OUT_OF_DISK_SPACE, message)
 }
 

@@ -5,7 +5,7 @@ mod support;
 use rockdove_documents::projection::{Compute, Projection, ProjectionOptions};
 use rockdove_documents::{DocBuilder, Owned, RawDoc, Value, array, doc};
 use rockdove_engine::{
-    Definition, FindAndModify, Modify, Namespace, Options, Outcome, Retry, StartAt, Write,
+    Ack, Definition, FindAndModify, Modify, Namespace, Options, Outcome, Retry, StartAt, Write,
 };
 use std::time::Duration;
 use support::*;
@@ -374,4 +374,24 @@ async fn empty_timestamps_get_the_time_of_their_insertion() {
     insert(&engine, &ns(), doc! { "_id": empty() }).await.unwrap();
     assert_eq!(find(&engine, &ns(), doc! { "_id": empty() }).len(), 1);
     engine.close().await.unwrap();
+}
+
+/// Reading must not write.
+#[tokio::test]
+async fn a_view_that_writes_is_refused() {
+    let engine = open(Options::memory()).await;
+    let define = |definition| bounded(engine.define(definition, Ack::WRITTEN));
+    for (name, pipeline) in
+        [("a", doc! { "p": [{ "$out": "b" }] }), ("b", doc! { "p": [{ "$match": {} }, { "$merge": "b" }] })]
+    {
+        let view = || Namespace::new("db", name).unwrap();
+        let mut options = DocBuilder::new();
+        options.append("viewOn", "c").append("pipeline", pipeline.get("p"));
+        let options = options.finish();
+        let refused = define(Definition::Create { ns: view(), options: options.clone() }).await.unwrap_err();
+        assert_eq!(refused.code.number, 167);
+        define(Definition::Create { ns: view(), options: doc! { "viewOn": "c" } }).await.unwrap();
+        let refused = define(Definition::Modify { ns: view(), changes: options }).await.unwrap_err();
+        assert_eq!(refused.code.number, 167);
+    }
 }

@@ -79,12 +79,13 @@ pub(crate) struct Ready {
 impl Spare {
     /// Makes a segment file of that size; the first one of a log may be smaller.
     pub(crate) fn make(folder: &Folder, role: Role, log_id: [u8; 16], size: u64) -> Result<Self, DiskError> {
+        let usual = size;
         let size = if role == Role::First { size.min(FIRST_BYTES_MAX) } else { size };
         let temp_name = role.temp_name();
         let file = folder.create(&temp_name)?;
         let header = Header { log_id, salt: folder.disk().entropy(), size };
         let mut spare = Spare { temp_name, header, file, mapping: None };
-        match spare.write(role) {
+        match spare.write(role, usual) {
             Ok(()) => Ok(spare),
             Err(e) => {
                 spare.discard(folder)?;
@@ -93,7 +94,12 @@ impl Spare {
         }
     }
 
-    fn write(&mut self, role: Role) -> Result<(), DiskError> {
+    /// `usual`: bytes of the segments that follow.
+    fn write(&mut self, role: Role, usual: u64) -> Result<(), DiskError> {
+        if role == Role::First {
+            self.file.allocate(usual)?; // a disk without space for those is found out now
+            self.file.shorten(self.header.size)?;
+        }
         self.file.allocate(self.header.size)?;
         self.file.write_bytes(&self.header.encode(), 0)?;
         self.file.sync()?;

@@ -14,6 +14,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use rockdove_journal::disk::{Disk, RealDisk};
 use rockdove_journal::{Key, LogView};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -82,6 +83,9 @@ struct Place {
 }
 
 /// The key of an encrypted log.
+/// More than a key is not read.
+const KEY_FILE_BYTES_MAX: u64 = 1024;
+
 #[derive(Args)]
 struct KeyFile {
     /// File with the key of an encrypted log: 64 hexadecimal digits
@@ -92,8 +96,10 @@ struct KeyFile {
 impl KeyFile {
     fn key(&self) -> anyhow::Result<Option<Key>> {
         let Some(path) = &self.key_file else { return Ok(None) };
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut text = String::new();
+        let read = std::fs::File::open(path)
+            .and_then(|file| file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text));
+        read.with_context(|| format!("cannot read {}", path.display()))?;
         let key = text.trim_end().parse().with_context(|| path.display().to_string())?;
         Ok(Some(key))
     }

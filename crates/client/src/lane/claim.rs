@@ -42,8 +42,16 @@ impl Lane {
     /// A message exactly one node may process.
     pub(super) async fn deliver_exclusive(self: &Arc<Self>, message: Arc<Message>) -> Outcome {
         let Some(id) = &message.id else { return Outcome::Poison };
+        if self.core.lock().was_processed(id, clock::now()) {
+            // What was read or announced may be old. Its mark must not be taken for one that is made now.
+            match self.read(id, CALL_RETRIES).await {
+                Read::Found(message) if message.processed_by.is_empty() => {}
+                Read::Found(_) | Read::Gone | Read::Poison => return Outcome::Taken,
+                Read::Failed => return Outcome::Retry,
+            }
+        }
         let claim = match &self.locks {
-            None => self.mark_unmarked(id, false).await,
+            None => self.mark_unmarked(id).await,
             Some(locks) => match self.lock_and_mark(locks, id, &message).await {
                 Ok(claim) => claim,
                 Err(outcome) => return outcome,
@@ -90,18 +98,17 @@ impl Lane {
         let lock = lock.to_document();
         let (unmarked, mark) = (filter::unmarked(id), filter::mark(&self.node.me));
         let at_once = self.node.backend.claim(locks, lock.clone(), &self.collection, unmarked, mark).await;
-        let mut some_failed = false;
         let locked = match at_once {
             Ok(Claimed::Locked { marked: true }) => return Ok(Claim::Ours),
             Ok(Claimed::Locked { marked: false }) => Claim::Ours,
             Ok(Claimed::Held) => self.held(locks, id, message, false).await,
             Err(error) => {
-                some_failed = error.kind() != BackendErrorKind::Unsupported;
+                let some_failed = error.kind() != BackendErrorKind::Unsupported;
                 self.lock(locks, id, message, lock, some_failed).await
             }
         };
         match locked {
-            Claim::Ours => Ok(self.mark_unmarked(id, some_failed).await),
+            Claim::Ours => Ok(self.mark_unmarked(id).await),
             Claim::Lost => Err(Outcome::Lost),
             Claim::Over => Err(Outcome::Taken),
             Claim::Failed => Err(Outcome::Retry),
@@ -177,18 +184,14 @@ impl Lane {
     }
 
     /// Marks an exclusive message if nobody has: one atomic step. It is tried until its result is known: a mark that was
-    /// given up, and had taken effect, would keep the message from everybody. `some_failed`: one failed before.
-    async fn mark_unmarked(&self, id: &MessageId, some_failed: bool) -> Claim {
-        let mut tries = 0;
-        let update = || {
-            tries += 1;
-            self.update(filter::unmarked(id), filter::mark(&self.node.me))
-        };
+    /// given up, and had taken effect, would keep the message from everybody.
+    async fn mark_unmarked(&self, id: &MessageId) -> Claim {
+        let update = || self.update(filter::unmarked(id), filter::mark(&self.node.me));
         match self.node.retry(WHILE_RUNNING, update).await {
             Ok(updated) if updated.matched > 0 => Claim::Ours,
-            Ok(_) => self.was_it_us(id, some_failed || tries > 1).await,
+            Ok(_) => self.was_it_us(id).await,
             Err(error) if error.is_transient() => Claim::Failed,
-            Err(error) if error.kind() == BackendErrorKind::NotAcknowledged => self.was_it_us(id, true).await,
+            Err(error) if error.kind() == BackendErrorKind::NotAcknowledged => self.was_it_us(id).await,
             Err(_) => {
                 if self.repair(id).await {
                     Claim::Ours
@@ -199,14 +202,11 @@ impl Lane {
         }
     }
 
-    /// Nothing is unmarked any more. The mark is ours, and not from a run that is over, when a try of this call took effect
-    /// although it reported an error; the driver may have made one without telling.
-    async fn was_it_us(&self, id: &MessageId, some_failed: bool) -> Claim {
+    /// Nothing is unmarked any more. A mark of ours is from this claim: a try of it took effect although it reported an
+    /// error, and the driver may have made one without telling. One from a run that is over was seen before.
+    async fn was_it_us(&self, id: &MessageId) -> Claim {
         match self.read(id, WHILE_RUNNING).await {
-            Read::Found(message) if message.processed_by == [self.node.me.as_str()] => {
-                let over = !some_failed && self.core.lock().was_processed(id, clock::now());
-                if over { Claim::Over } else { Claim::Ours }
-            }
+            Read::Found(message) if message.processed_by == [self.node.me.as_str()] => Claim::Ours,
             Read::Found(_) | Read::Gone | Read::Poison => Claim::Over,
             Read::Failed => Claim::Failed,
         }

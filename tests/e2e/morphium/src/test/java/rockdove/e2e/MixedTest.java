@@ -140,7 +140,9 @@ class MixedTest {
         Rockdove.pause(1500);
         Set<String> fromJava = send(first, 200, false);
         Set<String> fromRust = publish(mode, "rust-sender", "work", 200);
-        Receipts.awaitCount(() -> receipts.total() + lines(subs), 200 + 400 + 2 * 400, LIMIT_MS);
+        Receipts.awaitCount(() -> receipts.total() + lines(subs), 200 + 400 + 2 * 400, LIMIT_MS,
+            () -> "java-1 %d, java-2 %d, rust %s".formatted(receipts.at("java-1").size(),
+                receipts.at("java-2").size(), subs.stream().map(sub -> sub.lines.size()).toList()));
         Receipts.assertEachOnce(fromRust, receipts.at("java-1"));
         Set<String> both = new HashSet<>(fromJava);
         both.addAll(fromRust);

@@ -11,6 +11,7 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.function.IntSupplier;
+import java.util.function.Supplier;
 import java.util.function.UnaryOperator;
 
 /** Who received what: ids by node. */
@@ -39,12 +40,17 @@ final class Receipts {
 
     /** Waits until `count` gives that number, then a while longer for what should not come. */
     static void awaitCount(IntSupplier count, int expected, long limitMs) {
+        awaitCount(count, expected, limitMs, () -> "");
+    }
+
+    /** The same; a failure says in detail what came. */
+    static void awaitCount(IntSupplier count, int expected, long limitMs, Supplier<String> detail) {
         long deadline = System.currentTimeMillis() + limitMs;
         while (count.getAsInt() < expected && System.currentTimeMillis() < deadline) {
             Rockdove.pause(20);
         }
         Rockdove.pause(SETTLING_MS);
-        assertEquals(expected, count.getAsInt());
+        assertEquals(expected, count.getAsInt(), detail);
     }
 
     /** Fails unless these are exactly the expected ids, each once. */
