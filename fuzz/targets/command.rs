@@ -6,6 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use rockdove_documents::{Doc, DocBuilder};
 use rockdove_engine::{Engine, Options};
 use rockdove_fuzz::{Words, document};
+use rockdove_mongo::busy_poll::BusyPoll;
 use rockdove_mongo::codec::{self, Flags};
 use rockdove_mongo::connection::serve;
 use rockdove_mongo::shared::Shared;
@@ -191,7 +192,7 @@ fn run(data: &[u8]) -> arbitrary::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let engine = Engine::open(Options::memory()).expect("memory opens");
-        let shared = Shared::new(Identity::default(), engine, Vec::new());
+        let shared = Shared::new(Identity::default(), engine, BusyPoll::new(Duration::ZERO), Vec::new());
         let (mut ours, theirs) = tokio::io::duplex(1 << 16);
         let connection =
             tokio::spawn(serve(theirs, "127.0.0.1:9".parse().expect("an address"), shared.clone()));
