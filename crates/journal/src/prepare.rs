@@ -96,11 +96,10 @@ impl Spare {
 
     /// `usual`: bytes of the segments that follow.
     fn write(&mut self, role: Role, usual: u64) -> Result<(), DiskError> {
-        if role == Role::First {
-            self.file.allocate(usual)?; // a disk without space for those is found out now
+        self.file.allocate(usual)?; // for a shorter one, too: a disk without space for the next is found out now
+        if self.header.size < usual {
             self.file.shorten(self.header.size)?;
         }
-        self.file.allocate(self.header.size)?;
         self.file.write_bytes(&self.header.encode(), 0)?;
         self.file.sync()?;
         if role != Role::Large {
