@@ -62,6 +62,11 @@ impl BackendError {
         Self { kind, message: source.to_string(), source: Some(Box::new(source)) }
     }
 
+    /// No reply came within the time of the call.
+    pub(crate) fn late() -> Self {
+        Self::new(BackendErrorKind::Transient, "the server did not reply in time")
+    }
+
     /// How to handle it.
     pub fn kind(&self) -> BackendErrorKind {
         self.kind

@@ -301,7 +301,7 @@ impl Backend for DriverBackend {
             match limited(action.into_future()).await {
                 Ok(_) => Ok(Vec::new()),
                 Err(LimitedError::Driver(error)) => insert_failures(error, documents.len()),
-                Err(LimitedError::Late) => Err(late()),
+                Err(LimitedError::Late) => Err(BackendError::late()),
             }
         }
         .boxed()
@@ -530,7 +530,7 @@ impl Feed for DriverFeed {
     fn next(&mut self) -> BoxFuture<'_, BackendResult<Option<ChangeEvent>>> {
         async move {
             let reply = tokio::time::timeout(self.limit, self.stream.next_if_any()).await;
-            let event = reply.map_err(|_| late())?.map_err(convert)?;
+            let event = reply.map_err(|_| BackendError::late())?.map_err(convert)?;
             if event.is_none() && !self.stream.is_alive() {
                 return Err(BackendError::new(BackendErrorKind::Transient, "the server closed the stream"));
             }
@@ -605,7 +605,7 @@ impl LimitedError {
     fn into_backend(self) -> BackendError {
         match self {
             Self::Driver(error) => convert(error),
-            Self::Late => late(),
+            Self::Late => BackendError::late(),
         }
     }
 }
@@ -615,10 +615,6 @@ async fn limited<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, L
         Ok(result) => result.map_err(LimitedError::Driver),
         Err(_) => Err(LimitedError::Late),
     }
-}
-
-fn late() -> BackendError {
-    BackendError::new(BackendErrorKind::Transient, "the server did not reply in time")
 }
 
 /// What a `bulkWrite` of a lock and a mark came to.

@@ -6,7 +6,7 @@
 //! dropped. An error of the drop does not tell whether it took effect; the stream does. Once a drop was asked for,
 //! nothing cuts short what puts back.
 
-use crate::backend::{BackendError, BackendErrorKind, BackendResult, Change, Durability, Feed, Scope, Watch};
+use crate::backend::{BackendError, BackendResult, Change, Durability, Feed, Scope, Watch};
 use crate::node::{CALL_RETRIES, Node};
 use crate::participants;
 use bson::{Bson, Document};
@@ -36,7 +36,7 @@ pub(crate) async fn retire(node: &Node) {
             return tracing::info!(node.me, "the collection of directed messages is kept: it is in use");
         }
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(late()),
+        Err(_) => Err(BackendError::late()),
     };
     if let Err(error) = result {
         tracing::warn!(node.me, %error, "the collection of directed messages was not dropped");
@@ -86,14 +86,10 @@ async fn watch(node: &Node, collection: &str, resume_after: Option<Bson>) -> Bac
     node.backend.watch(Scope::Collection(collection), watch).await
 }
 
-fn late() -> BackendError {
-    BackendError::new(BackendErrorKind::Transient, "the server did not reply in time")
-}
-
 /// Drops a collection, and puts back what arrived there since the stream was opened.
 async fn drop_watched(node: &Node, collection: &str, feed: Box<dyn Feed>) -> BackendResult<()> {
     let dropping = tokio::time::timeout(RETIRE_LIMIT, node.backend.drop_collection(collection));
-    let result = dropping.await.unwrap_or_else(|_| Err(late()));
+    let result = dropping.await.unwrap_or_else(|_| Err(BackendError::late()));
     let mut arrived = Vec::new();
     let news = arrivals(node, collection, feed, &mut arrived);
     let heard = tokio::time::timeout(NEWS_LIMIT, news).await.is_ok();
