@@ -112,6 +112,21 @@ pub struct Inserted {
     pub degraded: bool,
 }
 
+/// A lock to insert and, if there was none with its id, a document of another collection to update.
+#[derive(Clone, Debug)]
+pub struct Claim<'a> {
+    /// Where the locks are.
+    pub locks: &'a str,
+    /// The lock.
+    pub lock: Document,
+    /// Where the document is.
+    pub collection: &'a str,
+    /// Which one.
+    pub filter: Document,
+    /// What to do with it.
+    pub update: Document,
+}
+
 /// What [`Backend::claim`] came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claimed {
@@ -255,18 +270,10 @@ pub trait Backend: Send + Sync + 'static {
         upsert: bool,
     ) -> BoxFuture<'a, BackendResult<Updated>>;
 
-    /// Inserts a lock and, if there was none with its id, updates one document of another collection: both in one call.
-    /// The error is [`Unsupported`](BackendErrorKind::Unsupported) where that is not possible, as it is by default;
+    /// Locks and updates in one call. The error is [`Unsupported`](BackendErrorKind::Unsupported) where that is not possible, as it is by default;
     /// nothing was done then.
-    fn claim<'a>(
-        &'a self,
-        locks: &'a str,
-        lock: Document,
-        collection: &'a str,
-        filter: Document,
-        update: Document,
-    ) -> BoxFuture<'a, BackendResult<Claimed>> {
-        let _ = (locks, lock, collection, filter, update);
+    fn claim<'a>(&'a self, claim: Claim<'a>) -> BoxFuture<'a, BackendResult<Claimed>> {
+        let _ = claim;
         let text = "this back end cannot lock and mark in one call";
         futures_util::future::ready(Err(BackendError::new(BackendErrorKind::Unsupported, text))).boxed()
     }

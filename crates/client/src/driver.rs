@@ -4,8 +4,8 @@
 //! overflow the stack. Every call has a hard time limit, because a frozen host never closes its connections.
 
 use crate::backend::{
-    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Claimed, Durability, Feed,
-    Find, InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
+    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Claim, Claimed, Durability,
+    Feed, Find, InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
 };
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::future::BoxFuture;
@@ -370,14 +370,7 @@ impl Backend for DriverBackend {
         .boxed()
     }
 
-    fn claim<'a>(
-        &'a self,
-        locks: &'a str,
-        lock: Document,
-        collection: &'a str,
-        filter: Document,
-        update: Document,
-    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+    fn claim<'a>(&'a self, claim: Claim<'a>) -> BoxFuture<'a, BackendResult<Claimed>> {
         async move {
             let known = *self.knowledge.lock();
             let known = match known {
@@ -388,6 +381,7 @@ impl Backend for DriverBackend {
                 let text = "the server cannot lock and mark in one call";
                 return Err(BackendError::new(BackendErrorKind::Unsupported, text));
             }
+            let Claim { locks, lock, collection, filter, update } = claim;
             let database = self.database.name();
             let mut command = doc! {
                 "bulkWrite": 1,

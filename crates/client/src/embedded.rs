@@ -4,8 +4,8 @@
 //! share one directory.
 
 use crate::backend::{
-    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Claimed, Durability, Feed,
-    Find, InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
+    Backend, BackendError, BackendErrorKind, BackendResult, Change, ChangeEvent, Claim, Claimed, Durability,
+    Feed, Find, InsertFailure, Inserted, Scope, Updated, Watch, Wish, kind_of_code,
 };
 use crate::bus::{Bus, BusBuilder};
 use crate::driver::DEFAULT_DATABASE;
@@ -254,17 +254,10 @@ impl Backend for Embedded {
         .boxed()
     }
 
-    fn claim<'a>(
-        &'a self,
-        locks: &'a str,
-        lock: Document,
-        collection: &'a str,
-        filter: Document,
-        update: Document,
-    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+    fn claim<'a>(&'a self, claim: Claim<'a>) -> BoxFuture<'a, BackendResult<Claimed>> {
         async move {
-            let lock = self.insert_statement(locks, &lock)?;
-            let mark = self.update_statement(collection, &filter, &update, false)?;
+            let lock = self.insert_statement(claim.locks, &claim.lock)?;
+            let mark = self.update_statement(claim.collection, &claim.filter, &claim.update, false)?;
             let (reply, _) = self.write_as(vec![lock, mark], true, Ack::WRITTEN).await?;
             let mut results = reply.results.into_iter();
             match results.next() {

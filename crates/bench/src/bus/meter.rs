@@ -101,15 +101,8 @@ impl Backend for Metered {
         self.meter.call(|| self.inner.update_one(collection, filter, update, upsert))
     }
 
-    fn claim<'a>(
-        &'a self,
-        locks: &'a str,
-        lock: Document,
-        collection: &'a str,
-        filter: Document,
-        update: Document,
-    ) -> BoxFuture<'a, BackendResult<Claimed>> {
-        self.meter.call(|| self.inner.claim(locks, lock, collection, filter, update))
+    fn claim<'a>(&'a self, claim: Claim<'a>) -> BoxFuture<'a, BackendResult<Claimed>> {
+        self.meter.call(|| self.inner.claim(claim))
     }
 
     fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {

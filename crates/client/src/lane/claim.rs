@@ -17,7 +17,7 @@
 
 use super::Lane;
 use super::process::{Heard, Read};
-use crate::backend::{BackendErrorKind, BackendResult, Claimed, Durability, Find, Updated};
+use crate::backend::{self, BackendErrorKind, BackendResult, Claimed, Durability, Find, Updated};
 use crate::clock;
 use crate::core::Outcome;
 use crate::listen::Resolution;
@@ -96,8 +96,14 @@ impl Lane {
         let delete_at = Some(lock_expiry(self.node.names.layout(), message, now));
         let lock = Lock { id: id.clone(), delete_at, lock_id: self.node.me.clone(), processed: None };
         let lock = lock.to_document();
-        let (unmarked, mark) = (filter::unmarked(id), filter::mark(&self.node.me));
-        let at_once = self.node.backend.claim(locks, lock.clone(), &self.collection, unmarked, mark).await;
+        let claim = backend::Claim {
+            locks,
+            lock: lock.clone(),
+            collection: &self.collection,
+            filter: filter::unmarked(id),
+            update: filter::mark(&self.node.me),
+        };
+        let at_once = self.node.backend.claim(claim).await;
         let locked = match at_once {
             Ok(Claimed::Locked { marked: true }) => return Ok(Claim::Ours),
             Ok(Claimed::Locked { marked: false }) => Claim::Ours,

@@ -496,17 +496,11 @@ impl Backend for Fake {
         })
     }
 
-    fn claim<'a>(
-        &'a self,
-        locks: &'a str,
-        lock: Document,
-        collection: &'a str,
-        filter: Document,
-        update: Document,
-    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+    fn claim<'a>(&'a self, claim: Claim<'a>) -> BoxFuture<'a, BackendResult<Claimed>> {
         if !self.state.lock().claims {
             return ready(Err(BackendError::new(BackendErrorKind::Unsupported, "step by step"))).boxed();
         }
+        let Claim { locks, lock, collection, filter, update } = claim;
         self.call("claim", collection, |state| match state.insert(locks, lock) {
             Err(error) if error.kind() == BackendErrorKind::DuplicateKey => Ok(Claimed::Held),
             Err(error) => Err(error),

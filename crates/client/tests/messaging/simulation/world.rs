@@ -310,19 +310,12 @@ impl Backend for Connection {
         self.call("update", collection, move |fake| fake.update_one(collection, filter, update, upsert))
     }
 
-    fn claim<'a>(
-        &'a self,
-        locks: &'a str,
-        lock: Document,
-        collection: &'a str,
-        filter: Document,
-        update: Document,
-    ) -> BoxFuture<'a, BackendResult<Claimed>> {
+    fn claim<'a>(&'a self, claim: Claim<'a>) -> BoxFuture<'a, BackendResult<Claimed>> {
         if self.life.node == 0 {
             // One node has a back end that cannot.
             return ready(Err(BackendError::new(BackendErrorKind::Unsupported, "step by step"))).boxed();
         }
-        self.call("claim", collection, move |fake| fake.claim(locks, lock, collection, filter, update))
+        self.call("claim", claim.collection, move |fake| fake.claim(claim))
     }
 
     fn delete<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {
