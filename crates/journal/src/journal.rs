@@ -218,6 +218,7 @@ impl Journal {
     /// the log, and should not hold a [`Journal`], which would keep both alive.
     pub fn on_synced(&self, callback: impl Fn(&Result<u64, DiskError>) + Send + Sync + 'static) {
         self.0.callbacks.lock().push(Arc::new(callback));
+        self.0.desk.has_callbacks();
     }
 
     /// Whether appends can succeed. A full disk is no failure: appends say so and recover.

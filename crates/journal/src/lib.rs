@@ -113,4 +113,4 @@ pub use retention::{Released, Retention};
 pub use risk::{Cap, Cause, Causes, Exposure, RiskPolicy, Scope};
 pub use tail::{EntryRef, NamedTailer, Seek, Tailer, Visibility, WaitStrategy};
 pub use view::LogView;
-pub use writer::{Appender, BatchError, Payload, Terms, Ticket, Writer};
+pub use writer::{Appender, BatchError, CommitError, Payload, Terms, Ticket, Writer};

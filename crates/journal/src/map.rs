@@ -46,6 +46,8 @@ pub struct Window {
     len: u64,
     from: u64,
     published: AtomicU64,
+    /// There is no writer any more.
+    complete: AtomicBool,
     watch: Watch,
     /// Gives the memory back when the window goes; after `watch`, whose addresses are no longer its own then.
     _memory: Memory,
@@ -106,6 +108,11 @@ impl Window {
         self.published.load(Ordering::Acquire)
     }
 
+    /// True once nobody writes to it any more, so that no more will be shown.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
+    }
+
     /// True once a page of the file could not be had. It does not become good again.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
@@ -137,8 +144,15 @@ impl WindowWriter {
         memory: Memory,
     ) -> WindowWriter {
         assert!(from <= published && published <= len, "a window of {len} bytes from {from} to {published}");
-        let window = Window { start, len, from, published: published.into(), watch, _memory: memory };
+        let (shown, complete) = (published.into(), false.into());
+        let window = Window { start, len, from, published: shown, complete, watch, _memory: memory };
         WindowWriter { window: Arc::new(window), published }
+    }
+}
+
+impl Drop for WindowWriter {
+    fn drop(&mut self) {
+        self.window.complete.store(true, Ordering::Release);
     }
 }
 

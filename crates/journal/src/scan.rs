@@ -11,7 +11,6 @@ use crate::error::DiskError;
 use crate::file::{LogFile, PIECE_BYTES};
 use crate::frame::{Fault, Frame, HEADER_BYTES, HeaderBytes, stride};
 use crate::map::Window;
-use crate::segment::Segment;
 
 /// What lies at an offset.
 #[derive(Debug)]
@@ -55,10 +54,9 @@ impl Scanner {
         &self.file
     }
 
-    /// Where the frames end that can be read: as the segment says, or, while it is in memory, as that does. Asking one of
-    /// the two leaves the other's cache line to the writer.
-    pub(crate) fn end(&self, segment: &Segment) -> u64 {
-        self.window.as_ref().map_or_else(|| segment.end(), |window| window.published())
+    /// Where the frames end that can be read in memory, while more may come there.
+    pub(crate) fn shown_end(&self) -> Option<u64> {
+        self.window.as_ref().filter(|window| !window.is_complete()).map(|window| window.published())
     }
 
     /// Fills the buffer from `offset` on, with `want` bytes if there are so many. Never reads at or past `limit`:

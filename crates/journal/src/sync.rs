@@ -1,11 +1,17 @@
-//! The durable mark and the thread that moves it.
+//! The durable mark and who moves it.
 //!
 //! ```text
-//!   append ──► written        syncer: W = written ─► sync files, oldest first ─► sync names ─► synced = W
-//!                                          └── meanwhile appends gather; the next round takes them all
+//!   append ──► written        round: W = written ─► sync files, oldest first ─► sync names ─► synced = W
+//!                                         └── meanwhile appends gather; the next round takes them all
 //! ```
 //!
+//! A thread of its own, the syncer, carries out the rounds that policies and requests ask for. Who appends and waits for the
+//! disk in one call carries out the round itself, which saves two changes of threads, unless a round is under way: then
+//! it sleeps, and those whom that round did not cover find one among them for the next. What a completed segment needs, and
+//! the calling of callbacks, is left to the syncer.
+//!
 //! Invariants
+//! * There is one round at a time.
 //! * W is taken before the first sync call of a round begins, and the round's files are taken after W, so all
 //!   frames up to W lie in them.
 //! * A segment is sealed only after a sync that began when it was already complete.
@@ -26,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::ack::{Ack, Cluster, Level, Watermarks, acknowledge};
 use crate::control::Synced;
@@ -40,7 +46,7 @@ use crate::segment::{SEAL_AT, Seal, Segment};
 /// How long a mark that could not be appended waits for the next try.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(1);
 
-/// Before a round that was asked for, the syncer waits for those who were served by the last one, for at most this part of
+/// Before a round begins, those who were served by the last one are waited for, for at most this part of
 /// the time which that took: else the first of them would have a round of its own and the others wait for the next.
 const GATHER_SHARE: u32 = 4;
 
@@ -141,11 +147,26 @@ struct DeskState {
     sleepers: Vec<Thread>,
     /// How many of them the last round woke.
     served: usize,
+    /// How long the last round took.
+    last_round: Duration,
+    /// Somebody carries out a round.
+    in_round: bool,
+    /// The syncer waits for the end of a round that it does not carry out itself.
+    syncer_waits: bool,
+    /// Somebody is to be told of each round.
+    has_callbacks: bool,
 }
 
 impl DeskState {
     fn has_complete(&self) -> bool {
         self.dirty.first().is_some_and(|d| d.seal.is_some())
+    }
+
+    /// Whether a round is nothing but a sync of the active segment, for who waits for it.
+    fn can_be_led(&self) -> bool {
+        matches!(&self.dirty[..], [Dirty { named: true, seal: None, .. }])
+            && !self.has_callbacks
+            && !self.stop
     }
 }
 
@@ -195,15 +216,20 @@ impl Desk {
     }
 
     /// Makes the entries up to `index` visible, that weigh this, and sees to it that they get
-    /// synced as the policies say. Marks of the log itself have no value and no bytes: they ask for nothing.
-    pub(crate) fn publish(&self, index: u64, entries: impl Iterator<Item = Weight>) {
+    /// synced as the policies say. Marks of the log itself have no value and no bytes: they ask for nothing. `show` lets
+    /// tailers have them that look only at the file in memory; they may go there once everybody else would find them.
+    pub(crate) fn publish(&self, index: u64, entries: impl Iterator<Item = Weight>, show: impl FnOnce()) {
         let mut causes = Causes::default();
         match &self.ledger {
-            None => self.written.store(index, Ordering::SeqCst),
+            None => {
+                self.written.store(index, Ordering::SeqCst);
+                show();
+            }
             Some(ledger) => {
                 let now = Instant::now();
                 let mut ledger = ledger.lock();
                 self.written.store(index, Ordering::SeqCst);
+                show();
                 for entry in entries {
                     ledger.appended(entry, now).into_iter().for_each(|cause| causes.add(cause));
                 }
@@ -223,12 +249,15 @@ impl Desk {
     }
 
     pub(crate) fn request(&self, causes: impl Into<Causes>) {
-        let mut state = self.state.lock();
+        self.request_locked(&mut self.state.lock(), causes);
+    }
+
+    fn request_locked(&self, state: &mut DeskState, causes: impl Into<Causes>) {
         let written = self.written();
         self.requested.store(written, Ordering::Relaxed);
         if written <= self.synced() {
             // A round that was under way has made it durable: there will be no other one for it.
-            self.succeed(&mut state, causes.into(), 0);
+            self.succeed(state, causes.into(), 0);
         } else {
             state.causes.join(causes.into());
         }
@@ -268,6 +297,11 @@ impl Desk {
         self.ledger.as_ref().map_or_else(Exposure::default, |ledger| ledger.lock().exposure())
     }
 
+    /// From now on somebody is to be told of each round.
+    pub(crate) fn has_callbacks(&self) {
+        self.state.lock().has_callbacks = true;
+    }
+
     /// Whether a mark is waiting to be appended.
     #[cfg(test)]
     pub(crate) fn is_announcing(&self) -> bool {
@@ -284,14 +318,16 @@ impl Desk {
         self.answer(asked, held, &|| self.failure())
     }
 
-    /// Waits until an entry can be acknowledged.
+    /// Waits until an entry can be acknowledged. With `lead`, which carries out a round, nobody was asked for a sync: the
+    /// caller sees to it.
     pub(crate) fn wait_ack(
         &self,
         asked: &Asked,
         held: &mut bool,
         timeout: Duration,
+        lead: Option<&dyn Fn()>,
     ) -> Result<Ack, WaitError> {
-        self.wait_until(asked.index, timeout, |failure| self.answer(asked, held, failure))
+        self.wait_until(asked.index, timeout, lead, |failure| self.answer(asked, held, failure))
     }
 
     /// Waits until there is an answer. `look` is given the failure that ended the log, if one did.
@@ -299,6 +335,7 @@ impl Desk {
         &self,
         index: u64,
         timeout: Duration,
+        lead: Option<&dyn Fn()>,
         mut look: impl FnMut(&dyn Fn() -> Option<DiskError>) -> Result<Option<T>, WaitError>,
     ) -> Result<T, WaitError> {
         let deadline = Instant::now().checked_add(timeout);
@@ -319,6 +356,19 @@ impl Desk {
                 let ended =
                     if state.closed { WaitError::Closed } else { WaitError::Timeout { index, synced } };
                 return found.unwrap_or(Err(ended));
+            }
+            if let Some(lead) = lead
+                && index > self.synced()
+                && !state.in_round
+            {
+                if state.can_be_led() {
+                    state.in_round = true;
+                    state.causes.join(Cause::Request.into());
+                    drop(state);
+                    lead();
+                    continue;
+                }
+                self.request_locked(&mut state, Cause::Request);
             }
             if !state.sleepers.iter().any(|sleeper| sleeper.id() == me.id()) {
                 state.sleepers.push(me.clone());
@@ -422,6 +472,7 @@ impl Desk {
         self.failed.store(true, Ordering::Release);
         self.wake(&mut state);
         self.work.notify_one();
+        state.in_round = false;
         first
     }
 
@@ -437,15 +488,18 @@ impl Desk {
 
     /// Waits until `synced` has reached `index`.
     pub(crate) fn wait(&self, index: u64, timeout: Duration) -> Result<(), WaitError> {
-        self.wait_until(index, timeout, |failure| match self.synced() >= index {
+        self.wait_until(index, timeout, None, |failure| match self.synced() >= index {
             true => Ok(Some(())),
             false => failure().map_or(Ok(None), |failure| Err(WaitError::Failed(failure))),
         })
     }
 
     /// Gives those a moment whom the last round woke, and who may be about to ask for the next.
-    fn gather(&self, last_round: Duration) {
-        let served = self.state.lock().served;
+    fn gather(&self) {
+        let (served, last_round) = {
+            let state = self.state.lock();
+            (state.served, state.last_round)
+        };
         stay_awake(last_round / GATHER_SHARE, || self.sleeping.load(Ordering::Relaxed) >= served);
     }
 
@@ -464,11 +518,23 @@ impl Desk {
     /// Sleeps until something is due; `None` if nothing will be any more. `since`: when the last round began,
     /// which is the oldest that what is unsynced now can be.
     fn wait_for_work(&self, since: Instant) -> Option<Work> {
-        let mut unsynced_since = (self.written() > self.synced()).then_some(since);
         let mut state = self.state.lock();
+        let work = self.find_work(&mut state, since)?;
+        state.in_round = matches!(work, Work::Sync);
+        Some(work)
+    }
+
+    fn find_work(&self, state: &mut MutexGuard<'_, DeskState>, since: Instant) -> Option<Work> {
+        let mut unsynced_since = (self.written() > self.synced()).then_some(since);
         loop {
             if state.stop || state.failure.is_some() {
                 return None;
+            }
+            if state.in_round {
+                state.syncer_waits = true;
+                self.work.wait(state);
+                state.syncer_waits = false;
+                continue;
             }
             let unsynced = self.written() > self.synced();
             if state.has_complete() || (unsynced && self.is_asked_for()) {
@@ -497,14 +563,14 @@ impl Desk {
                 return Some(Work::Announce);
             }
             match [by_policy, by_age, state.announce_at].into_iter().flatten().min() {
-                Some(at) => drop(self.work.wait_until(&mut state, at)),
-                None => self.sleep(&mut state),
+                Some(at) => drop(self.work.wait_until(state, at)),
+                None => self.sleep(state),
             }
         }
     }
 
     /// Sleeps until something is asked for or, where a policy cares, written.
-    fn sleep(&self, state: &mut parking_lot::MutexGuard<'_, DeskState>) {
+    fn sleep(&self, state: &mut MutexGuard<'_, DeskState>) {
         let by_policy = self.policy != SyncPolicy::Never;
         self.asleep.store(by_policy || self.ages, Ordering::SeqCst);
         let is_aging = self.ledger.as_ref().is_some_and(|ledger| ledger.lock().due().is_some());
@@ -512,6 +578,16 @@ impl Desk {
             self.work.wait(state);
         }
         self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits for the end of the round that is under way, and has the next one begin; false if the log has failed.
+    fn enter_round(&self) -> bool {
+        let mut state = self.state.lock();
+        while state.in_round {
+            self.moved.wait(&mut state);
+        }
+        state.in_round = state.failure.is_none();
+        state.in_round
     }
 
     /// Begins a round: up to where, why, and in which files.
@@ -530,9 +606,10 @@ impl Desk {
         (written, causes, self.state.lock().dirty.clone())
     }
 
-    /// Moves the mark after a round has succeeded.
-    fn advance(&self, target: u64, mut causes: Causes, synced: &[Dirty]) {
+    /// Moves the mark after a round has succeeded, which ends it.
+    fn advance(&self, target: u64, mut causes: Causes, synced: &[Dirty], took: Duration) {
         let mut state = self.state.lock();
+        (state.in_round, state.last_round) = (false, took);
         for dirty in &mut state.dirty {
             dirty.named |= synced.iter().any(|s| Arc::ptr_eq(&s.segment, &dirty.segment));
         }
@@ -546,6 +623,9 @@ impl Desk {
             causes.join(Cause::Seal.into());
         }
         self.succeed(&mut state, causes, released);
+        if state.syncer_waits || state.announce_at.is_some() {
+            self.work.notify_one();
+        }
         state.served = self.wake(&mut state);
     }
 
@@ -586,14 +666,12 @@ impl Syncer {
         let thread = std::thread::Builder::new().name("journal-sync".into()).spawn(move || {
             let guard = EndGuard(&own);
             let mut since = Instant::now();
-            let mut last_round = Duration::ZERO;
             while let Some(work) = own.desk.wait_for_work(since) {
                 match work {
                     Work::Sync => {
-                        own.desk.gather(last_round);
+                        own.desk.gather();
                         since = Instant::now();
                         own.sync_round();
-                        last_round = since.elapsed();
                         own.desk.linger();
                     }
                     Work::Announce => own.announce(),
@@ -631,20 +709,49 @@ impl Drop for EndGuard<'_> {
     }
 }
 
+/// Ends the log if the round of somebody who waits panics: nobody would know what is on disk.
+struct LeaderGuard<'a>(&'a Shared);
+
+impl Drop for LeaderGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let cause = Arc::new(std::io::Error::other("a sync panicked"));
+            self.0.desk.fail(DiskError { action: "sync", file: self.0.folder.path(""), cause });
+        }
+    }
+}
+
 impl Shared {
-    /// Syncs everything that is written, moves the mark, seals what is complete, and tells the callbacks.
-    pub(crate) fn sync_round(&self) {
+    /// Carries out a round for the caller, who waits for it.
+    pub(crate) fn lead(&self) {
+        let guard = LeaderGuard(self);
+        self.desk.gather();
+        self.sync_round();
+        drop(guard);
+    }
+
+    /// The last round, once the syncer has ended.
+    pub(crate) fn last_round(&self) {
+        if self.desk.enter_round() {
+            self.sync_round();
+        }
+    }
+
+    /// Syncs everything that is written, moves the mark, seals what is complete, and tells the callbacks. The caller has
+    /// begun the round.
+    fn sync_round(&self) {
+        let begun = Instant::now();
         let (target, causes, dirty) = self.desk.begin_round();
         if let Err(e) = sync_files(&self.folder, &dirty) {
             return self.fail_sync(e);
         }
-        self.desk.advance(target, causes, &dirty);
+        self.desk.advance(target, causes, &dirty, begun.elapsed());
         self.tell(&Ok(target));
         if let Err(e) = self.seal_complete(&dirty) {
             return self.fail_sync(e);
         }
-        self.desk.forget_sealed();
         if dirty.iter().any(|d| d.seal.is_some()) {
+            self.desk.forget_sealed();
             self.sealed();
         }
     }
@@ -705,7 +812,7 @@ impl Shared {
 fn sync_files(folder: &Folder, dirty: &[Dirty]) -> Result<(), DiskError> {
     for segment in dirty {
         segment.file.sync()?;
-        segment.file.check(segment.segment.end())?;
+        segment.file.check(segment.segment.size)?;
     }
     if dirty.iter().any(|d| !d.named) {
         folder.sync_names()?;

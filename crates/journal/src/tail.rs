@@ -346,7 +346,7 @@ impl Tailer {
             while Instant::now() < end {
                 for _ in 0..LOOKS_PER_TIME {
                     self.source.refresh()?;
-                    if self.limit() >= self.next {
+                    if self.is_next_shown().unwrap_or_else(|| self.limit() >= self.next) {
                         return Ok(true);
                     }
                     std::hint::spin_loop();
@@ -399,6 +399,17 @@ impl Tailer {
         Ok(Block { segment, scanner, first: start.index, offsets })
     }
 
+    /// Whether the frame after the position is shown in memory, where its segment is written there. Who looks all the time
+    /// looks only at this, and leaves the marks of the log, which come a moment earlier, to the writer.
+    fn is_next_shown(&self) -> Option<bool> {
+        let place = self.forward.as_ref().filter(|_| self.visibility == Visibility::Written)?;
+        Some(place.offset < place.scanner.shown_end()?)
+    }
+
+    fn has_next(&self) -> bool {
+        self.is_next_shown() == Some(true) || self.next <= self.limit()
+    }
+
     fn peek(&mut self) -> Result<Option<Peeked>, ReadError> {
         Ok(match self.look()? {
             Look::Entry(peeked) => Some(peeked),
@@ -409,11 +420,10 @@ impl Tailer {
     /// Finds and checks the entry after the position, moving past what is not shown. Of what is outside of the times only
     /// the header is looked at.
     fn look(&mut self) -> Result<Look, ReadError> {
-        if self.next > self.limit() {
+        if !self.has_next() {
             self.source.refresh()?;
         }
-        while self.next <= self.limit() {
-            // `limit` is read before the end of the frames, which is stored before it: the frame is visible.
+        while self.has_next() {
             let mut place = match self.forward.take() {
                 Some(place) if place.offset < place.end() => place,
                 Some(place) => self.enter(place.link)?,
@@ -496,8 +506,13 @@ impl Place {
         peek_body(&mut self.scanner, self.offset, frame, link, end)
     }
 
+    /// Where the frames end that can be read. What is written in memory is shown there last, so who has heard of a frame
+    /// elsewhere asks the segment.
     fn end(&self) -> u64 {
-        self.scanner.end(&self.segment)
+        match self.scanner.shown_end() {
+            Some(end) if self.offset < end => end,
+            _ => self.segment.end(),
+        }
     }
 
     /// The frame at the place, which must be the one with this index.

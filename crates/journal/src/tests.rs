@@ -1,6 +1,7 @@
 //! Tests of the whole log on the simulated disk, named for what goes wrong.
 
 mod codec;
+mod commit;
 mod crash;
 mod cycles;
 mod damage;

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! An append puts header and payload at the published end: by a store in memory where the disk lets the segment be
-//! mapped, else by one write. In the process it counts from the moment the marks move, after that; before, its bytes lie
+//! mapped and the entry does not ask for a sync, else by one write. In the process it counts from the moment the marks move, after that; before, its bytes lie
 //! where nobody in the process looks. Readers in other processes look at the file, and may find the whole frame a moment
 //! earlier. A write that failed for lack of space is wiped out, so that what lies past the end stays zero. Any other failed
 //! write, and a store that has met a page which is gone, end the log, because nobody knows what they left: the frame may be
@@ -206,6 +206,19 @@ impl Writer {
         append_on(&self.shared, parts, terms)
     }
 
+    /// Appends one entry and blocks until it is acknowledged; after a timeout that may still happen. Where that needs the
+    /// disk the caller carries out the sync itself, for all who wait meanwhile: quicker than
+    /// [`Writer::append_on`] and [`Ticket::wait`], which leave it to the log's own thread. Such a sync is not interrupted:
+    /// who must not wait longer than the timeout for a disk that hangs takes those.
+    pub fn append_and_wait(
+        &mut self,
+        parts: &[&[u8]],
+        terms: Terms,
+        timeout: Duration,
+    ) -> Result<Ack, CommitError> {
+        append_and_wait(&self.shared, parts, terms, timeout)
+    }
+
     /// Appends an entry that several writes share; returns its index. `terms` has the sum of their values and the
     /// strictest of their levels ([`Level::stricter`]), `largest` is the largest of the values, which is what
     /// [`RiskPolicy::single`](crate::RiskPolicy::single) is compared with. Each write gets a
@@ -252,9 +265,7 @@ impl Writer {
         self.syncer.stop();
         // From here on nobody appends.
         let core = self.shared.core.lock().take();
-        if self.shared.desk.failure().is_none() {
-            self.shared.sync_round();
-        }
+        self.shared.last_round();
         self.end(core);
         if let Some(failure) = self.shared.desk.failure() {
             return Err(failure.into());
@@ -297,6 +308,16 @@ impl Appender {
         append_on(&self.0, parts, terms)
     }
 
+    /// As [`Writer::append_and_wait`].
+    pub fn append_and_wait(
+        &self,
+        parts: &[&[u8]],
+        terms: Terms,
+        timeout: Duration,
+    ) -> Result<Ack, CommitError> {
+        append_and_wait(&self.0, parts, terms, timeout)
+    }
+
     /// As [`Writer::build`].
     pub fn build<E: From<AppendError>>(
         &self,
@@ -320,6 +341,36 @@ pub struct BatchError {
     pub appended: u64,
     /// Why the next one was not, as far as that is known: see [`AppendError::Failed`].
     pub error: AppendError,
+}
+
+/// Why an entry was not acknowledged.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// It was not appended, as far as that is known: see [`AppendError::Failed`].
+    #[error(transparent)]
+    Append(#[from] AppendError),
+    /// It was appended, and has this index.
+    #[error("entry {index} was appended and is not acknowledged: {error}")]
+    Wait {
+        /// Its position in the log.
+        index: u64,
+        /// Why it is not acknowledged.
+        error: WaitError,
+    },
+}
+
+fn append_and_wait(
+    shared: &Arc<Shared>,
+    parts: &[&[u8]],
+    terms: Terms,
+    timeout: Duration,
+) -> Result<Ack, CommitError> {
+    let index = shared.with_core(|core, shared| core.append(shared, parts, &Stamp::on(terms)))?;
+    let asked = Asked { level: terms.level, index, value: terms.value };
+    let lead = || shared.lead();
+    let lead = asks_for_sync(shared, terms.level).then_some(&lead as &dyn Fn());
+    let answer = shared.desk.wait_ack(&asked, &mut false, timeout, lead);
+    answer.map_err(|error| CommitError::Wait { index, error })
 }
 
 fn append_on(shared: &Arc<Shared>, parts: &[&[u8]], terms: Terms) -> Result<Ticket, AppendError> {
@@ -367,15 +418,18 @@ fn append_all(
     }
 }
 
-/// Some levels do not come by themselves under every policy.
 fn request_for(shared: &Shared, level: Level) {
-    let asks = match level {
+    if asks_for_sync(shared, level) {
+        shared.desk.request(Cause::Request);
+    }
+}
+
+/// Some levels do not come by themselves under every policy.
+fn asks_for_sync(shared: &Shared, level: Level) -> bool {
+    match level {
         Level::Sync | Level::QuorumSync => true,
         Level::ReplicatedOrSync => !shared.desk.cluster().followers.iter().any(|f| f.reachable),
         Level::Async | Level::Replicated | Level::Risk => false,
-    };
-    if asks {
-        shared.desk.request(Cause::Request);
     }
 }
 
@@ -449,7 +503,7 @@ impl Ticket {
         if let Some(ack) = self.poll()? {
             return Ok(ack);
         }
-        let ack = self.shared.desk.wait_ack(&self.asked, &mut self.held, timeout)?;
+        let ack = self.shared.desk.wait_ack(&self.asked, &mut self.held, timeout, None)?;
         self.ack = Some(ack);
         Ok(ack)
     }
@@ -569,7 +623,13 @@ impl Core {
         frame: &Frame,
         stamp: &Stamp,
     ) -> Result<u64, AppendError> {
-        if self.active.mapping.is_some() || frame.payload_len as usize <= COPY_BYTES_MAX {
+        let is_small = frame.payload_len as usize <= COPY_BYTES_MAX;
+        // A store makes a whole piece of the file's pages one that the next sync has to write; a call only its blocks.
+        let is_synced_next = stamp.level.is_some_and(|level| asks_for_sync(shared, level));
+        if is_small && (self.active.mapping.is_none() || is_synced_next) {
+            let last = self.add_by_call(shared, parts, frame, stamp);
+            self.publish_added(shared, last)?;
+        } else if self.active.mapping.is_some() {
             let last = self.add(shared, parts, frame, stamp)?;
             self.publish_added(shared, last)?;
         } else {
@@ -586,7 +646,7 @@ impl Core {
         frame: &Frame,
         stamp: &Stamp,
     ) -> Result<(), AppendError> {
-        let (header, last) = self.header(shared, parts, frame);
+        let (header, last) = header(shared, parts, frame, self.active.segment.salt);
         let padding = frame.stride() as usize - header.len() - frame.payload_len as usize;
         let mut slices = Vec::with_capacity(parts.len() + 2);
         slices.push(IoSlice::new(&header));
@@ -609,27 +669,35 @@ impl Core {
         frame: &Frame,
         stamp: &Stamp,
     ) -> Result<Last, AppendError> {
-        let (header, last) = self.header(shared, parts, frame);
-        match &mut self.active.mapping {
-            Some(mapping) => {
-                let stored = mapping.store(self.active.segment.end() + self.added, &header, parts);
-                stored.map_err(|cause| {
-                    let error = self.active.file.error("write")(cause);
-                    AppendError::Failed(shared.desk.fail(error))
-                })?;
-            }
-            None => {
-                let end = self.scratch.len() + frame.stride() as usize;
-                self.scratch.extend_from_slice(&header);
-                parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
-                self.scratch.resize(end, 0);
-            }
-        }
+        let Some(mapping) = &mut self.active.mapping else {
+            return Ok(self.add_by_call(shared, parts, frame, stamp));
+        };
+        let at = self.active.segment.end() + self.added;
+        let (header, last) = header(shared, parts, frame, self.active.segment.salt);
+        mapping.store(at, &header, parts).map_err(|cause| {
+            let error = self.active.file.error("write")(cause);
+            AppendError::Failed(shared.desk.fail(error))
+        })?;
+        self.added(frame, stamp);
+        Ok(last)
+    }
+
+    /// As [`Core::add`], into the scratch wherever the file is.
+    fn add_by_call(&mut self, shared: &Shared, parts: &[&[u8]], frame: &Frame, stamp: &Stamp) -> Last {
+        let (header, last) = header(shared, parts, frame, self.active.segment.salt);
+        let end = self.scratch.len() + frame.stride() as usize;
+        self.scratch.extend_from_slice(&header);
+        parts.iter().for_each(|part| self.scratch.extend_from_slice(part));
+        self.scratch.resize(end, 0);
+        self.added(frame, stamp);
+        last
+    }
+
+    fn added(&mut self, frame: &Frame, stamp: &Stamp) {
         self.added += frame.stride();
         if frame.kind == Kind::Data {
             self.entries.push(stamp.weight(frame));
         }
-        Ok(last)
     }
 
     /// A batch has one time, so it cannot pass the end of a cycle in its middle.
@@ -675,7 +743,7 @@ impl Core {
 
     /// Publishes the frames that were added, of which `last` is the last, writing them first if they are in the scratch.
     fn publish_added(&mut self, shared: &Shared, last: Last) -> Result<(), AppendError> {
-        if self.active.mapping.is_none() {
+        if !self.scratch.is_empty() {
             let at = self.active.segment.end();
             let written = self.active.file.write_bytes(&self.scratch, at);
             self.settle(shared, written, at, self.added)?;
@@ -688,11 +756,10 @@ impl Core {
     fn publish(&mut self, shared: &Shared, bytes: u64, last: Last) {
         let segment = &self.active.segment;
         let end = segment.end() + bytes;
-        if let Some(mapping) = &mut self.active.mapping {
-            mapping.publish(end);
-        }
         segment.publish(end, last.index, last.time_ns);
-        shared.desk.publish(last.index, self.entries.drain(..));
+        let mapping = &mut self.active.mapping;
+        let show = || mapping.iter_mut().for_each(|mapping| mapping.publish(end));
+        shared.desk.publish(last.index, self.entries.drain(..), show);
         self.last = last;
         if !self.spare_wanted && self.active.segment.is_half_full() {
             self.want_spare();
@@ -738,12 +805,6 @@ impl Core {
             prev_link: prev.link,
             ..Frame::default()
         }
-    }
-
-    /// A frame's header for its payload, and what `last` becomes with it.
-    fn header(&self, shared: &Shared, parts: &[&[u8]], frame: &Frame) -> (HeaderBytes, Last) {
-        let (header, link) = frame.encode_with(&shared.log_id, parts, self.active.segment.salt);
-        (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
     }
 
     /// What a write at `at` leads to.
@@ -860,6 +921,12 @@ impl Core {
         };
         activate(spare, folder, self.last.index + 1, lap)
     }
+}
+
+/// A frame's header for its payload, and what the core's `last` becomes with it.
+fn header(shared: &Shared, parts: &[&[u8]], frame: &Frame, salt: u64) -> (HeaderBytes, Last) {
+    let (header, link) = frame.encode_with(&shared.log_id, parts, salt);
+    (header, Last { index: frame.index, term: frame.term, time_ns: frame.time_ns, link })
 }
 
 fn segment_error(error: DiskError) -> AppendError {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rockdove_journal::{
-    AppendError, Cycle, CycleChoice, CycleLength, Health, Journal, LogView, Options, ReadError, Seek,
-    SyncPolicy, WaitError,
+    AppendError, CommitError, Cycle, CycleChoice, CycleLength, Health, Journal, Level, LogView, Options,
+    ReadError, Seek, SyncPolicy, Terms, WaitError,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -69,6 +69,23 @@ fn a_file_that_is_shortened_ends_the_log_and_not_the_process() {
         assert_eq!(entry.payload, [7; 200], "what is read is what was appended");
     }
     assert!(tailer.next_entry().is_err());
+}
+
+/// F20: also where the entry is written by a call, which makes the file longer again.
+#[test]
+fn a_file_that_is_shortened_is_found_out_by_who_waits() {
+    let temp = tempfile::tempdir().unwrap();
+    let (journal, mut writer, _) = Journal::open(temp.path(), options()).unwrap();
+    let terms = Terms { time_ns: 0, value: 0, level: Level::Sync };
+    writer.append_and_wait(&[&[7; 9000]], terms, LONG).unwrap();
+    shorten(&segments(temp.path())[0], 8192);
+    match writer.append_and_wait(&[&[7; 200]], terms, LONG) {
+        Err(CommitError::Wait { index: 2, error: WaitError::Failed(error) }) => {
+            assert!(error.to_string().contains("shortened"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(journal.synced(), 1);
 }
 
 /// A reader beside the writer, reading the file by calls, never finds half an entry.

@@ -167,7 +167,7 @@ fn append(writer: &mut Writer, payload: &mut [u8], stamp: u64, syncs: bool) -> R
     payload[..8].copy_from_slice(&stamp.to_le_bytes());
     if syncs {
         let terms = Terms { time_ns: 0, value: 0, level: Level::Sync };
-        writer.append_on(&[payload], terms)?.wait(LONG)?;
+        writer.append_and_wait(&[payload], terms, LONG)?;
     } else {
         writer.append(&[payload], 0)?;
     }

@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 200;
@@ -75,6 +77,63 @@ fn syncs(file: &File, bytes: usize) -> Result<Histogram<u64>> {
         histogram.saturating_record(nanos(started.elapsed()));
     }
     Ok(histogram)
+}
+
+/// Commits a second of threads that share syncs and have nothing else to do: each writes its bytes under a lock, and who
+/// finds no sync under way carries out the next one, once those whom the last one served are waiting again.
+pub fn group_commits(dir: &Path, threads: usize, commits: usize, bytes: usize) -> Result<f64> {
+    #[derive(Default)]
+    struct Desk {
+        written: usize,
+        synced: usize,
+        is_syncing: bool,
+        waiting: usize,
+        served: usize,
+        took: Duration,
+    }
+    let file = File::options().write(true).create_new(true).open(dir.join("group"))?;
+    file.write_all_at(&vec![0; threads * commits * bytes], 0)?;
+    file.sync_all()?;
+    let (desk, moved, data) = (Mutex::new(Desk::default()), Condvar::new(), vec![7; bytes]);
+    let lock = || desk.lock().unwrap_or_else(PoisonError::into_inner);
+    let commit = || -> Result<()> {
+        let mut state = lock();
+        file.write_all_at(&data, (state.written * bytes) as u64)?;
+        state.written += 1;
+        let own = state.written;
+        while state.synced < own {
+            if state.is_syncing {
+                state.waiting += 1;
+                let seen = state.synced;
+                while state.synced == seen {
+                    state = moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                continue;
+            }
+            state.is_syncing = true;
+            let (patience, begun) = (state.took / 4, Instant::now());
+            while state.waiting < state.served && begun.elapsed() < patience {
+                drop(state);
+                std::thread::yield_now();
+                state = lock();
+            }
+            let (upto, begun) = (state.written, Instant::now());
+            drop(state);
+            file.sync_data()?;
+            state = lock();
+            (state.synced, state.is_syncing, state.took) = (upto, false, begun.elapsed());
+            state.served = std::mem::take(&mut state.waiting);
+            moved.notify_all();
+        }
+        Ok(())
+    };
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let run = || (0..commits).try_for_each(|_| commit());
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        all.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?)
+    })?;
+    Ok((threads * commits) as f64 / started.elapsed().as_secs_f64())
 }
 
 fn exchanges() -> Result<Histogram<u64>> {
