@@ -7,7 +7,7 @@ use crate::backend::{Backend, BackendResult, Find, Scope, Watch};
 use crate::clock;
 use crate::error::LookError;
 use crate::node::millis;
-use crate::queue::{self, list};
+use crate::queue::{Catalog, list};
 use bson::{Bson, Document, doc};
 use rockdove_messages::{
     DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, Names, Participant, lock_indexes,
@@ -117,23 +117,30 @@ pub async fn examine(
     limits: Limits,
 ) -> Result<Examination, LookError> {
     let names = Names::new(Layout::Standard, queue)?;
+    let catalog = Catalog::read(backend).await?;
+    let is_there = catalog.has(queue)?;
     let mut doctor = Doctor {
         backend,
         limits,
+        catalog,
         now: clock::system_ms(),
         alive: BTreeSet::new(),
         found: Examination::default(),
     };
+    if !is_there {
+        doctor.nothing(&names);
+        return Ok(doctor.found);
+    }
     let announced = doctor.participants(&names).await?;
     let layouts = match layout {
         Some(layout) => vec![layout],
         None if !announced.is_empty() => announced,
-        None => queue::layouts(backend, queue).await?,
+        None => doctor.catalog.layouts(queue)?,
     };
     for layout in &layouts {
         doctor.layout(&Names::new(*layout, queue)?).await?;
     }
-    doctor.nobody(&names);
+    doctor.nobody();
     doctor.found.layouts = layouts;
     doctor.found.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(doctor.found)
@@ -142,6 +149,7 @@ pub async fn examine(
 struct Doctor<'a> {
     backend: &'a dyn Backend,
     limits: Limits,
+    catalog: Catalog,
     now: i64,
     /// Ids of the participants that are there.
     alive: BTreeSet<String>,
@@ -193,16 +201,17 @@ impl Doctor<'_> {
         Ok(layouts)
     }
 
-    /// A queue without nodes is in order as long as nothing waits there; one without collections was never used.
-    fn nobody(&mut self, names: &Names) {
+    /// A queue without collections was never used.
+    fn nothing(&mut self, names: &Names) {
+        let text = format!("there is no queue {:?} in this database: it has no collections", names.queue());
+        let advice = "nothing was ever sent there, or the name of the queue or database is another";
+        self.find(Severity::Warning, Check::Participants, text, advice);
+    }
+
+    /// A queue without nodes is in order as long as nothing waits there.
+    fn nobody(&mut self) {
         if !self.alive.is_empty() {
             return;
-        }
-        if self.found.collections.is_empty() {
-            let text =
-                format!("there is no queue {:?} in this database: it has no collections", names.base());
-            let advice = "nothing was ever sent there, or the name of the queue or database is another";
-            return self.find(Severity::Warning, Check::Participants, text, advice);
         }
         let waits = |finding: &Finding| matches!(finding.check, Check::PilingTopics | Check::Recipients);
         let severity = if self.found.findings.iter().any(waits) { Severity::Warning } else { Severity::Note };
@@ -212,27 +221,26 @@ impl Doctor<'_> {
     }
 
     /// All queues of a database share the collections of directed messages: their nodes are recipients, too.
-    async fn neighbours(&mut self) -> BackendResult<()> {
+    async fn neighbours(&mut self) -> Result<(), LookError> {
         let timeout = millis(self.limits.participant_timeout);
-        for collection in self.backend.collections("").await? {
-            if collection.ends_with("_participants") {
-                let found = self.backend.find(&collection, Find::default()).await?;
-                let all = found.iter().filter_map(Participant::from_document);
-                self.alive.extend(all.filter(|one| one.is_fresh(self.now, timeout)).map(|one| one.id));
-            }
+        for queue in self.catalog.queues() {
+            let participants = Names::new(Layout::Standard, queue)?.participants();
+            let found = self.backend.find(&participants, Find::default()).await?;
+            let all = found.iter().filter_map(Participant::from_document);
+            self.alive.extend(all.filter(|one| one.is_fresh(self.now, timeout)).map(|one| one.id));
         }
         Ok(())
     }
 
-    async fn layout(&mut self, names: &Names) -> BackendResult<()> {
+    async fn layout(&mut self, names: &Names) -> Result<(), LookError> {
         if names.layout() == Layout::MultiCollection {
             self.neighbours().await?;
         }
         self.change_streams(names).await;
-        for collection in queue::message_collections(self.backend, names).await? {
+        for collection in self.catalog.messages(names)? {
             self.messages(&collection, names).await?;
         }
-        for collection in queue::lock_collections(self.backend, names).await? {
+        for collection in self.catalog.locks(names)? {
             self.locks(&collection, names).await?;
         }
         Ok(())

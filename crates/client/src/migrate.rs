@@ -28,6 +28,7 @@ use crate::backend::{Backend, BackendError, BackendErrorKind, BackendResult, Dur
 use crate::bus::Bus;
 use crate::error::ConnectError;
 use crate::node::{CALL_RETRIES, Node, millis};
+use crate::queue::Catalog;
 use bson::{Bson, DateTime, Document, doc};
 use rockdove_messages::{
     ImplementationCheck, Layout, Lock, Message, MessageId, NameError, Names, Participant, Settings, filter,
@@ -74,6 +75,9 @@ pub enum MigrateError {
     /// A drain while nodes run.
     #[error("nodes of the old layout are running: {0}; stop them, or use the bridge")]
     NodesRun(String),
+    /// The database has nothing of the queue.
+    #[error("there is no queue {0:?} in this database: it has no collections; nothing was changed")]
+    NoQueue(String),
     /// Another migration of this queue runs.
     #[error("another migration of this queue is running, or was killed less than a minute ago")]
     Running,
@@ -136,6 +140,9 @@ impl Migration {
             _ => {}
         }
         let from = Names::new(Layout::Standard, queue)?;
+        if !Catalog::read(&*backend).await?.has(queue)? {
+            return Err(MigrateError::NoQueue(from.queue().to_owned()));
+        }
         let settings = Settings {
             layout: to,
             queue: queue.to_owned(),
@@ -269,19 +276,27 @@ impl Migration {
     }
 
     /// Un-parks what an earlier run had deleted at its origin but not yet un-parked, and drops its locks: marks
-    /// protect what it had begun.
+    /// protect what it had begun. Collections of other queues may begin alike; what a migration of theirs has parked is
+    /// known by its topic.
     async fn resume(&self) -> BackendResult<()> {
         let node = self.node();
         node.backend.delete(&self.from.locks(""), doc! { "lock_id": MIGRATION_ID }).await?;
         let parked = doc! { "exclusive": true, "processed_by": MIGRATION_ID };
         let origin = self.from.base();
         for collection in node.backend.collections(&node.names.broadcast("")).await? {
-            let find =
-                Find { filter: parked.clone(), projection: Some(doc! { "_id": 1 }), ..Find::default() };
-            for found in node.backend.find(&collection, find).await? {
-                let Some(id) = found.get("_id").and_then(MessageId::from_bson) else { continue };
+            let find = Find {
+                filter: parked.clone(),
+                projection: Some(doc! { "topic": 1, "name": 1, "processed_by": 1 }),
+                ..Find::default()
+            };
+            let found = node.backend.find(&collection, find).await?;
+            for message in found.into_iter().filter_map(|document| Message::from_document(document).ok()) {
+                let Some(id) = message.id.filter(|_| node.names.broadcast(&message.topic) == collection)
+                else {
+                    continue;
+                };
                 let still = Find { filter: filter::by_id(&id), limit: 1, ..Find::default() };
-                if collection != origin && node.backend.find(&origin, still).await?.is_empty() {
+                if node.backend.find(&origin, still).await?.is_empty() {
                     self.unpark(&collection, &id).await?;
                 }
             }

@@ -1,72 +1,165 @@
 //! What collections show of queues, for those that look at them from outside.
+//!
+//! Nothing but its name says whose a collection is, and the names of one queue may begin with the name of another:
+//! `shop_eu_orders` is topic `orders` of the queue `shop_eu`, or topic `eu.orders` of `shop`. A collection is taken for one
+//! of the queue that explains most of its name, among those that the database shows.
 
 use crate::backend::{Backend, BackendResult};
-use crate::error::LookError;
-use rockdove_messages::{Layout, Names};
+use rockdove_messages::{Layout, NameError, Names};
+use std::collections::BTreeSet;
 
-/// The layouts whose collections exist.
-pub(crate) async fn layouts(backend: &dyn Backend, queue: &str) -> Result<Vec<Layout>, LookError> {
-    let dual = Names::new(Layout::DualChannel, queue)?;
-    let multi = Names::new(Layout::MultiCollection, queue)?;
-    let mut layouts = Vec::new();
-    if backend.collections(&dual.base()).await?.contains(&dual.base()) {
-        // What a Standard queue has, a DualChannel queue has, too.
-        let mailboxes = backend.collections(&dual.directed_prefix().unwrap_or_default()).await?;
-        layouts.push(if mailboxes.is_empty() { Layout::Standard } else { Layout::DualChannel });
-    }
-    if !topics(backend, &multi).await?.is_empty() {
-        layouts.push(Layout::MultiCollection);
-    }
-    Ok(layouts)
+/// The collections of a database, and the queues they show.
+pub(crate) struct Catalog {
+    collections: BTreeSet<String>,
+    /// The queues with a collection of participants, by name; the default one is empty.
+    announced: Vec<String>,
+    /// Those, and the ones that only locks of topics show.
+    known: Vec<Shape>,
 }
 
-/// The collections that hold messages of the queue.
-pub(crate) async fn message_collections(backend: &dyn Backend, names: &Names) -> BackendResult<Vec<String>> {
-    let mut all = if names.layout() == Layout::MultiCollection {
-        topics(backend, names).await?
-    } else {
-        let base = names.base();
-        backend.collections(&base).await?.into_iter().filter(|name| *name == base).collect()
-    };
-    if let Some(prefix) = names.directed_prefix() {
-        all.extend(backend.collections(&prefix).await?);
+/// What the collections of a queue are called, in all layouts.
+struct Shape {
+    queue: String,
+    /// The base, its locks, the participants.
+    whole: [String; 3],
+    /// What those of a node's directed messages begin with; what follows has no underscore.
+    mailboxes: String,
+    topics: String,
+    locks: String,
+}
+
+impl Shape {
+    fn of(queue: &str) -> Result<Self, NameError> {
+        let dual = Names::new(Layout::DualChannel, queue)?;
+        let multi = Names::new(Layout::MultiCollection, queue)?;
+        Ok(Self {
+            queue: dual.queue().to_owned(),
+            whole: [dual.base(), dual.locks(""), dual.participants()],
+            mailboxes: dual.directed_prefix().unwrap_or_default(),
+            topics: multi.broadcast(""),
+            locks: multi.locks(""),
+        })
     }
-    Ok(all)
-}
 
-/// The collections that hold locks of the queue.
-pub(crate) async fn lock_collections(backend: &dyn Backend, names: &Names) -> BackendResult<Vec<String>> {
-    let locks = names.locks("");
-    let mut all = backend.collections(&locks).await?;
-    if names.layout() != Layout::MultiCollection {
-        // Those of topics are of another layout.
-        all.retain(|name| *name == locks);
+    fn is_mailbox(&self, collection: &str) -> bool {
+        collection.strip_prefix(&self.mailboxes).is_some_and(|node| !node.contains('_'))
     }
-    Ok(all)
+
+    /// How many bytes of a collection's name this queue explains.
+    fn explains(&self, collection: &str) -> Option<usize> {
+        if self.whole.iter().any(|name| name == collection) {
+            return Some(collection.len());
+        }
+        let begins = |prefix: &String| collection.starts_with(prefix).then_some(prefix.len());
+        let mailbox = self.is_mailbox(collection).then_some(self.mailboxes.len());
+        mailbox.max(begins(&self.topics)).max(begins(&self.locks))
+    }
 }
 
-/// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the
-/// other layouts.
-async fn topics(backend: &dyn Backend, names: &Names) -> BackendResult<Vec<String>> {
-    let mut all = backend.collections(&names.broadcast("")).await?;
-    let locks = names.locks("");
-    let (one_lock, mailboxes) = (format!("{}_lck", names.base()), format!("{}_dm_", names.base()));
-    all.retain(|name| {
-        let is_lock = name.starts_with(&locks) || *name == one_lock;
-        !is_lock && !name.starts_with(&mailboxes) && !name.ends_with("_participants")
-    });
-    Ok(all)
-}
+impl Catalog {
+    pub(crate) async fn read(backend: &dyn Backend) -> BackendResult<Self> {
+        Ok(Self::of(backend.collections("").await?.into_iter().collect()))
+    }
 
-/// The queues of a database, by their collections of participants; the default one is empty.
-pub(crate) async fn all(backend: &dyn Backend) -> BackendResult<Vec<String>> {
-    let mut queues: Vec<String> = backend.collections("").await?.iter().filter_map(|name| of(name)).collect();
-    queues.sort_unstable();
-    Ok(queues)
+    fn of(collections: BTreeSet<String>) -> Self {
+        let mut announced: Vec<String> = collections.iter().filter_map(|name| announced(name)).collect();
+        announced.sort_unstable();
+        // A topic has its messages and its locks: queues whose nodes do not announce themselves are known by both.
+        let locked = collections.iter().filter_map(|name| {
+            let (queue, topic) = name.split_once("_lck_")?;
+            collections.contains(&format!("{queue}_{topic}")).then_some(queue)
+        });
+        let queues: BTreeSet<&str> = announced.iter().map(String::as_str).chain(locked).collect();
+        let known = queues.into_iter().filter_map(|queue| Shape::of(queue).ok()).collect();
+        Self { collections, announced, known }
+    }
+
+    /// The queues whose nodes announce themselves, or did; the default one is empty.
+    pub(crate) fn queues(&self) -> &[String] {
+        &self.announced
+    }
+
+    /// Whether there is anything of a queue. What all queues share does not count.
+    pub(crate) fn has(&self, queue: &str) -> Result<bool, NameError> {
+        let shape = Shape::of(queue)?;
+        Ok(self.collections.iter().any(|name| self.is_of(&shape, name)))
+    }
+
+    /// Whether a collection is one of this queue rather than of another.
+    fn is_of(&self, shape: &Shape, collection: &str) -> bool {
+        let Some(explained) = shape.explains(collection) else { return false };
+        let others = self.known.iter().filter(|other| other.queue != shape.queue);
+        others.filter_map(|other| other.explains(collection)).all(|other| other <= explained)
+    }
+
+    fn filter<'a>(
+        &'a self,
+        shape: &'a Shape,
+        is: impl Fn(&str) -> bool + 'a,
+    ) -> impl Iterator<Item = &'a String> {
+        self.collections.iter().filter(move |name| is(name) && self.is_of(shape, name))
+    }
+
+    /// The layouts whose collections exist.
+    pub(crate) fn layouts(&self, queue: &str) -> Result<Vec<Layout>, NameError> {
+        let shape = Shape::of(queue)?;
+        let mut layouts = Vec::new();
+        if self.collections.contains(&shape.whole[0]) {
+            // What a Standard queue has, a DualChannel queue has, too.
+            let has_mailbox = self.filter(&shape, |name| shape.is_mailbox(name)).next().is_some();
+            layouts.push(if has_mailbox { Layout::DualChannel } else { Layout::Standard });
+        }
+        if !self.topics(queue)?.is_empty() {
+            layouts.push(Layout::MultiCollection);
+        }
+        Ok(layouts)
+    }
+
+    /// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the
+    /// other layouts.
+    pub(crate) fn topics(&self, queue: &str) -> Result<Vec<String>, NameError> {
+        let shape = Shape::of(queue)?;
+        let is_topic = |name: &str| {
+            let is_other = name.starts_with(&shape.locks) || shape.is_mailbox(name);
+            name.starts_with(&shape.topics) && !is_other && !shape.whole.iter().any(|one| one == name)
+        };
+        Ok(self.filter(&shape, is_topic).cloned().collect())
+    }
+
+    /// The collections that hold messages of the queue.
+    pub(crate) fn messages(&self, names: &Names) -> Result<Vec<String>, NameError> {
+        let shape = Shape::of(names.queue())?;
+        let mut all = match names.layout() {
+            Layout::MultiCollection => self.topics(names.queue())?,
+            Layout::Standard | Layout::DualChannel => {
+                self.collections.get(&shape.whole[0]).cloned().into_iter().collect()
+            }
+        };
+        match names.layout() {
+            Layout::Standard => {}
+            Layout::DualChannel => all.extend(self.filter(&shape, |name| shape.is_mailbox(name)).cloned()),
+            Layout::MultiCollection => {
+                // All queues share them.
+                let prefix = names.directed_prefix().unwrap_or_default();
+                all.extend(self.collections.iter().filter(|name| name.starts_with(&prefix)).cloned());
+            }
+        }
+        Ok(all)
+    }
+
+    /// The collections that hold locks of the queue.
+    pub(crate) fn locks(&self, names: &Names) -> Result<Vec<String>, NameError> {
+        let shape = Shape::of(names.queue())?;
+        let is_lock = |name: &str| match names.layout() {
+            Layout::Standard | Layout::DualChannel => name == shape.whole[1],
+            Layout::MultiCollection => name.starts_with(&shape.locks),
+        };
+        Ok(self.filter(&shape, is_lock).cloned().collect())
+    }
 }
 
 /// The queue whose participants are in a collection.
-fn of(participants: &str) -> Option<String> {
+fn announced(participants: &str) -> Option<String> {
     let name = participants.strip_suffix("_participants")?;
     if name == "msg" {
         return Some(String::new());
@@ -92,10 +185,70 @@ mod tests {
     fn queues_are_known_by_their_participants() {
         for queue in ["", "orders", "a_b"] {
             let names = Names::new(Layout::MultiCollection, queue).unwrap();
-            assert_eq!(of(&names.participants()).as_deref(), Some(queue));
+            assert_eq!(announced(&names.participants()).as_deref(), Some(queue));
         }
         for other in ["participants", "other_participants", "msg", "mmsg_system.a_participants"] {
-            assert_eq!(of(other), None, "{other}");
+            assert_eq!(announced(other), None, "{other}");
         }
+    }
+
+    /// What queues with a node `n` and a topic `t` have, each in all these layouts.
+    fn database(queues: &[&str], layouts: &[Layout], announced: bool) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        for queue in queues {
+            for layout in layouts {
+                let names = Names::new(*layout, queue).unwrap();
+                all.extend([names.broadcast("t"), names.locks("t"), names.directed("n").unwrap()]);
+                all.extend(announced.then(|| names.participants()));
+            }
+        }
+        all
+    }
+
+    /// Queues whose names begin with those of others, or with what the collections of others begin with.
+    #[test]
+    fn collections_that_begin_alike_are_told_apart() {
+        let queues = [
+            "",
+            "shop",
+            "shop_eu",
+            "shop_eu_west",
+            "shop_dm_x",
+            "mmsg",
+            "mmsg_shop",
+            "msg_eu",
+            "a-b",
+            "ab_c",
+        ];
+        // Who is not announced is known in the MultiCollection layout only.
+        for (layouts, announced) in [(&Layout::ALL[..], true), (&[Layout::MultiCollection], false)] {
+            let catalog = Catalog::of(database(&queues, layouts, announced));
+            for (queue, layout) in
+                queues.iter().flat_map(|queue| layouts.iter().map(move |layout| (queue, *layout)))
+            {
+                let names = Names::new(layout, queue).unwrap();
+                let mut expected = vec![names.broadcast("t")];
+                expected.extend((layout != Layout::Standard).then(|| names.directed("n").unwrap()));
+                assert_eq!(catalog.messages(&names).unwrap(), expected, "{queue} {layout:?} {announced}");
+                assert_eq!(
+                    catalog.locks(&names).unwrap(),
+                    [names.locks("t")],
+                    "{queue} {layout:?} {announced}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn who_only_begins_alike_makes_no_queue() {
+        let catalog = Catalog::of(database(&["shop_eu", "mmsg_shop", "shopping"], &Layout::ALL, true));
+        for (queue, is_there) in
+            [("shop_eu", true), ("shopping", true), ("shop", false), ("", false), ("sho", false)]
+        {
+            assert_eq!(catalog.has(queue).unwrap(), is_there, "{queue}");
+            assert_eq!(catalog.layouts(queue).unwrap().is_empty(), !is_there, "{queue}");
+        }
+        let empty = Catalog::of(BTreeSet::from(["msg_participants".to_owned()]));
+        assert!(empty.has("").unwrap() && empty.has("msg").unwrap() && empty.layouts("").unwrap().is_empty());
     }
 }

@@ -15,7 +15,7 @@ use crate::backend::{
 use crate::clock;
 use crate::error::LookError;
 use crate::node::millis;
-use crate::queue::{self, list};
+use crate::queue::{Catalog, list};
 use bson::{Bson, Document, doc};
 use parking_lot::Mutex;
 use rockdove_messages::{Implementation, Layout, Lock, Message, MessageId, NameError, Names, Participant};
@@ -133,44 +133,51 @@ impl Monitor {
     /// Looks. Rates are those since the sample before; the first one begins to count. After an error that is
     /// [transient](LookError::is_transient) the next look may succeed; its rates may miss what a failed one had counted.
     pub async fn sample(&mut self) -> Result<Sample, LookError> {
-        let all = queue::all(&*self.backend).await?;
-        let names = self.queue.as_ref().map_or_else(|| all.clone(), |name| vec![name.clone()]);
+        let catalog = Catalog::read(&*self.backend).await?;
+        let names = self.queue.as_ref().map_or_else(|| catalog.queues().to_vec(), |name| vec![name.clone()]);
         self.followed.retain(|name, _| names.contains(name));
         let mut queues = Vec::new();
         for name in &names {
-            queues.push(self.look(name, &all).await?);
+            queues.push(self.look(name, &catalog).await?);
         }
         Ok(Sample { at_ms: clock::system_ms(), queues })
     }
 
     /// Looks at a queue, among all that the database is known to have.
-    async fn look(&mut self, name: &str, all: &[String]) -> Result<Queue, LookError> {
+    async fn look(&mut self, name: &str, catalog: &Catalog) -> Result<Queue, LookError> {
         let shared = Names::new(Layout::Standard, name)?;
         let backend = self.backend.clone();
         let mut queue = Queue {
-            name: if name.is_empty() { "msg".to_owned() } else { name.to_owned() },
+            name: shared.queue().to_owned(),
             layouts: Vec::new(),
             topics: Vec::new(),
             nodes: self.nodes(&shared).await?,
             locks: 0,
             notes: Vec::new(),
         };
+        if !catalog.has(name)? {
+            self.followed.remove(name);
+            queue.notes.push(
+                "there is no such queue in this database; it is shown as soon as it is there".to_owned(),
+            );
+            return Ok(queue);
+        }
         queue.layouts = match self.layout {
             Some(layout) => vec![layout],
             None => announced(&queue.nodes),
         };
         if queue.layouts.is_empty() {
-            queue.layouts = queue::layouts(&*backend, name).await?;
+            queue.layouts = catalog.layouts(name)?;
         }
         if queue.layouts.contains(&Layout::MultiCollection) {
-            queue.notes.extend(strangers(name, all)?);
+            queue.notes.extend(strangers(name, catalog.queues())?);
         }
         // Layouts share collections.
         let (mut messages, mut locks) = (BTreeSet::new(), BTreeSet::new());
         for layout in &queue.layouts {
             let names = Names::new(*layout, name)?;
-            messages.extend(queue::message_collections(&*backend, &names).await?);
-            locks.extend(queue::lock_collections(&*backend, &names).await?);
+            messages.extend(catalog.messages(&names)?);
+            locks.extend(catalog.locks(&names)?);
         }
         let messages = self.some_of(messages, "messages", &mut queue.notes);
         for collection in self.some_of(locks, "locks", &mut queue.notes) {
@@ -257,20 +264,23 @@ fn strangers(queue: &str, all: &[String]) -> Result<Vec<String>, NameError> {
     let (own, mut others, mut alike) = (names(queue)?, Vec::new(), Vec::new());
     for other in all {
         let other = names(other)?;
-        if other.base() == own.base() {
+        if other.queue() == own.queue() {
             continue;
         }
         if other.broadcast("").starts_with(&own.broadcast("")) {
-            alike.push(other.base());
+            alike.push(other.queue().to_owned());
         }
-        others.push(other.base());
+        others.push(other.queue().to_owned());
     }
     let mut notes = Vec::new();
     if !others.is_empty() {
         notes.push(format!("directed messages and answers may be of other queues: {}", list(others.iter())));
     }
     if !alike.is_empty() {
-        notes.push(format!("topics may be of queues whose collections begin alike: {}", list(alike.iter())));
+        notes.push(format!(
+            "what the collections of other queues begin with counts as theirs: {}",
+            list(alike.iter())
+        ));
     }
     Ok(notes)
 }

@@ -103,6 +103,11 @@ impl Names {
         self.layout
     }
 
+    /// The name of the queue; the default one has its own.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
     /// The base collection: of everything (Standard), of broadcasts (DualChannel), or the prefix of all topics
     /// (MultiCollection).
     pub fn base(&self) -> String {

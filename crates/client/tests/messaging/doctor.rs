@@ -2,9 +2,10 @@
 
 use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
 use bson::{Bson, DateTime, Document, doc};
-use rockdove::backend::BackendErrorKind;
+use rockdove::backend::{Backend, BackendErrorKind};
 use rockdove::doctor::{Check, Limits, Severity, examine};
 use rockdove::{Layout, Message, MessageId};
+use rockdove_messages::Names;
 use std::time::Duration;
 
 fn now_ms() -> i64 {
@@ -124,8 +125,48 @@ in_every_layout! {
         assert_eq!(found.findings.iter().filter(|finding| finding.severity == Severity::Problem).count(), 2, "{found:?}");
         let nobody = found.findings.iter().find(|finding| finding.check == Check::Participants);
         assert_eq!(nobody.map(|finding| finding.severity), Some(Severity::Warning), "{found:?}");
-        let never = examine(&fake, "misspelt", None, Limits::default()).await.unwrap();
-        assert!(never.findings[0].text.contains("there is no queue"), "{never:?}");
+    }
+
+    async fn a_queue_that_is_not_there_is_told_and_not_made(fake) {
+        let a = fake.connect("a").await; // the queue `msg`, and what all queues share
+        a.publish(Message::new("t").to("a")).await.unwrap();
+        let before = fake.collections("").await.unwrap();
+        for layout in [None, Some(fake.layout)] {
+            let never = examine(&fake, "misspelt", layout, Limits::default()).await.unwrap();
+            let [finding] = &never.findings[..] else { panic!("{never:?}") };
+            assert!(finding.text.starts_with("there is no queue \"misspelt\""), "{never:?}");
+            assert!(never.layouts.is_empty() && never.collections.is_empty(), "{never:?}");
+        }
+        assert_eq!(fake.collections("").await.unwrap(), before);
+    }
+
+    async fn queues_whose_names_begin_alike_are_told_apart(fake) {
+        let names = |queue| Names::new(fake.layout, queue).unwrap();
+        for (queue, announced) in [("shop", true), ("shop_eu", true), ("shop_dm_x", true), ("shop_us", false)] {
+            let names = names(queue);
+            fake.store(&names.broadcast("t"), old(doc! {"topic": queue}));
+            let lock = doc! {"_id": MessageId::generate().to_bson(), "lock_id": queue};
+            fake.store(&names.locks("t"), lock);
+            if announced {
+                let node = doc! {"_id": queue, "implementation": fake.layout.implementation(), "last_seen": now_ms()};
+                fake.store(&names.participants(), node);
+            }
+            if fake.layout == Layout::DualChannel {
+                fake.store_empty(&names.directed("n").unwrap());
+            }
+        }
+        for layout in [None, Some(fake.layout)] {
+            let found = examine(&fake, "shop", layout, Limits::default()).await.unwrap();
+            let shop = names("shop");
+            let mut expected = vec![shop.broadcast("t"), shop.locks("t")];
+            if fake.layout == Layout::DualChannel {
+                expected.insert(1, shop.directed("n").unwrap());
+            }
+            assert_eq!(found.collections, expected);
+            let piles = found.findings.iter().filter(|finding| finding.check == Check::PilingTopics);
+            assert_eq!(piles.count(), 1, "{found:?}");
+            assert!(!found.findings.iter().any(|finding| finding.check == Check::Documents), "{found:?}");
+        }
     }
 }
 

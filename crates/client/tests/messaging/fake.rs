@@ -11,7 +11,7 @@ use rockdove_messages::Names;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// No test waits longer than this.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -88,6 +88,10 @@ struct State {
     /// What is stored just before the next drop, and whether it is there when the collection is dropped.
     before_drop: Option<(Document, bool)>,
     specs: HashMap<String, Vec<Document>>,
+    /// Events that streams are not shown yet, with their collections.
+    held: Option<Vec<(String, Document)>>,
+    /// The next find that finds this document brings it late.
+    late_find: Option<(Bson, Arc<Notify>)>,
     /// The latest events with their numbers, once somebody wants streams that can be resumed.
     history: Option<VecDeque<Document>>,
     last_event: i64,
@@ -221,6 +225,31 @@ impl Fake {
 
     pub fn faults_left(&self) -> usize {
         self.state.lock().faults.len()
+    }
+
+    /// Streams bring nothing until [`release_events`](Self::release_events).
+    pub fn hold_events(&self) {
+        self.state.lock().held = Some(Vec::new());
+    }
+
+    /// Streams bring what they did not so far.
+    pub fn release_events(&self) {
+        let mut state = self.state.lock();
+        for (collection, event) in state.held.take().unwrap_or_default() {
+            state.emit(&collection, event);
+        }
+    }
+
+    /// What the next find of a document found is told only when the caller says so.
+    pub fn delay_find_of(&self, id: &MessageId) -> Arc<Notify> {
+        let told = Arc::new(Notify::new());
+        self.state.lock().late_find = Some((id.to_bson(), told.clone()));
+        told
+    }
+
+    /// Whether that find has been made.
+    pub fn has_found(&self) -> bool {
+        self.state.lock().late_find.is_none()
     }
 
     /// Ends every open stream with an error.
@@ -377,7 +406,7 @@ impl State {
     }
 
     fn update(&mut self, collection: &str, filter: &Document, update: &Document) -> BackendResult<Updated> {
-        let stored = self.collections.entry(collection.to_owned()).or_default();
+        let Some(stored) = self.collections.get_mut(collection) else { return Ok(Updated::default()) };
         let Some(place) = stored.places(filter).first().copied() else { return Ok(Updated::default()) };
         let document = stored.documents.get_mut(&place).expect("a place in use");
         let fields =
@@ -394,7 +423,7 @@ impl State {
     }
 
     fn delete(&mut self, collection: &str, filter: &Document) -> u64 {
-        let stored = self.collections.entry(collection.to_owned()).or_default();
+        let Some(stored) = self.collections.get_mut(collection) else { return 0 };
         let gone: Vec<_> = stored.places(filter).into_iter().map(|place| stored.take(place)).collect();
         for document in &gone {
             let key = doc! {"_id": document.get("_id").cloned()};
@@ -404,6 +433,9 @@ impl State {
     }
 
     fn emit(&mut self, collection: &str, mut event: Document) {
+        if let Some(held) = &mut self.held {
+            return held.push((collection.to_owned(), event));
+        }
         event.insert("ns", doc! {"db": "fake", "coll": collection});
         if let Some(history) = &mut self.history {
             self.last_event += 1;
@@ -447,9 +479,10 @@ impl Backend for Fake {
     }
 
     fn find<'a>(&'a self, collection: &'a str, find: Find) -> BoxFuture<'a, BackendResult<Vec<Document>>> {
-        self.call("find", collection, |state| {
-            let stored = state.collections.entry(collection.to_owned()).or_default();
-            let mut found = stored.find(&find.filter);
+        let mut late = None;
+        let found = self.call("find", collection, |state| {
+            let stored = state.collections.get(collection);
+            let mut found = stored.map(|stored| stored.find(&find.filter)).unwrap_or_default();
             if find.sort.is_some() {
                 let number = |document: &Document, key| document.get(key).and_then(crate::matching::number);
                 let order =
@@ -457,8 +490,16 @@ impl Backend for Fake {
                 found.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap());
             }
             found.truncate(if find.limit == 0 { usize::MAX } else { find.limit });
+            late = state.late_find.take_if(|(id, _)| found.iter().any(|one| one.get("_id") == Some(&*id)));
             Ok(found)
-        })
+        });
+        async move {
+            if let Some((_, told)) = late {
+                told.notified().await;
+            }
+            found.await
+        }
+        .boxed()
     }
 
     fn count<'a>(&'a self, collection: &'a str, filter: Document) -> BoxFuture<'a, BackendResult<u64>> {

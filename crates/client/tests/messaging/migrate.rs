@@ -3,7 +3,7 @@
 use crate::fake::{Fake, Fault, eventually, in_time};
 use bson::doc;
 use parking_lot::Mutex;
-use rockdove::backend::BackendErrorKind;
+use rockdove::backend::{Backend, BackendErrorKind};
 use rockdove::migrate::{MIGRATION_ID, MigrateError, Migration, Mode};
 use rockdove::{Bus, Layout, Message, MessageId, Settings};
 use std::sync::Arc;
@@ -114,11 +114,55 @@ async fn what_cannot_be_migrated_is_refused() {
             Err(MigrateError::Target | MigrateError::NothingToDrain)
         ));
     }
+    fake.store_empty("msg");
     let first = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
     assert!(matches!(start(&fake, Layout::MultiCollection, Mode::Bridge).await, Err(MigrateError::Running)));
     first.stop().await;
     let second = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
     second.stop().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_never_was_is_refused_and_nothing_is_made() {
+    let fake = Fake::default();
+    // Another queue whose name begins alike, and what all queues share.
+    for collection in ["dm_n1", "mmsg_shop_eu", "mmsg_shop_eu_participants", "shop_eu_lck_t", "shop_eu_t"] {
+        fake.store_empty(collection);
+    }
+    let before = fake.collections("").await.unwrap();
+    let ways = [
+        (Layout::MultiCollection, Mode::Drain),
+        (Layout::MultiCollection, Mode::Bridge),
+        (Layout::DualChannel, Mode::Bridge),
+    ];
+    for (to, mode) in ways {
+        for (queue, name) in [("", "msg"), ("shop", "shop")] {
+            let refused = Migration::start(Arc::new(fake.clone()), queue, to, mode).await.err();
+            assert!(matches!(&refused, Some(MigrateError::NoQueue(known)) if known == name), "{refused:?}");
+        }
+    }
+    assert_eq!(fake.collections("").await.unwrap(), before);
+}
+
+#[tokio::test]
+async fn what_a_migration_of_another_queue_has_parked_stays_so() {
+    let fake = Fake::default();
+    fake.store_empty("mmsg_shop");
+    let parked = |topic: &str| {
+        let id = MessageId::generate();
+        let message = doc! {"_id": id.to_bson(), "topic": topic, "sender": "x", "exclusive": true,
+        "processed_by": [MIGRATION_ID], "recipients": null};
+        (id, message)
+    };
+    let ((own, ours), (other, theirs)) = (parked("t"), parked("t"));
+    let (dotted, also_ours) = parked("eu.t2");
+    fake.store("shop_t", ours);
+    fake.store("shop_eu_t", theirs);
+    fake.store("shop_eu_t2", also_ours);
+    let to = Layout::MultiCollection;
+    Migration::start(Arc::new(fake.clone()), "shop", to, Mode::Drain).await.unwrap().stop().await;
+    let is_parked = |id| !fake.message(id).processed_by.is_empty();
+    assert_eq!([&own, &other, &dotted].map(is_parked), [false, true, false]);
 }
 
 /// Old senders, an old consumer and a new one; the old consumer changes over under its id, then the senders do.

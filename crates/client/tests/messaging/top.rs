@@ -2,6 +2,7 @@
 
 use crate::fake::{Fake, eventually, in_every_layout, in_time};
 use bson::{Document, doc};
+use rockdove::backend::Backend;
 use rockdove::backend::BackendErrorKind::{self, HistoryLost, Transient};
 use rockdove::top::{Limits, Monitor, Queue};
 use rockdove::{Layout, Message, MessageId, RequestError};
@@ -163,6 +164,30 @@ in_every_layout! {
         assert_eq!(unanswered, [("q", 1), ("told", 0)]);
     }
 
+    async fn a_queue_that_is_not_there_is_waited_for(fake) {
+        let shared = fake.connect("n1").await;
+        shared.publish(Message::new("x").to("n1")).await.unwrap();
+        let before = fake.collections("").await.unwrap();
+        for layout in [None, Some(fake.layout)] {
+            let backend = Arc::new(fake.clone());
+            let mut monitor = Monitor::new(backend, Some("shop".to_owned()), layout, Limits::default());
+            let queue = look(&mut monitor).await;
+            assert!(queue.notes[0].starts_with("there is no such queue"), "{queue:?}");
+            assert!(queue.layouts.is_empty() && queue.topics.is_empty() && queue.notes.len() == 1, "{queue:?}");
+            assert_eq!(fake.collections("").await.unwrap(), before);
+            let bus = fake.bus("a").queue("shop").connect().await.unwrap();
+            bus.publish(Message::new("t")).await.unwrap();
+            let queue = look(&mut monitor).await;
+            assert!(queue.layouts == [fake.layout] && queue.topics[0].waiting == 1, "{queue:?}");
+            bus.shutdown().await;
+            for collection in fake.collections("").await.unwrap() {
+                if !before.contains(&collection) {
+                    fake.drop_collection(&collection).await.unwrap();
+                }
+            }
+        }
+    }
+
     async fn an_error_that_passes_is_known_as_one(fake) {
         let a = fake.connect("a").await;
         a.publish(Message::new("t")).await.unwrap();
@@ -234,7 +259,7 @@ async fn what_may_be_of_other_queues_is_said() {
     announce(&fake, "mmsg_shop_eu", "b", Layout::MultiCollection);
     announce(&fake, "msg", "c", Layout::MultiCollection);
     let directed = |queues: &str| format!("directed messages and answers may be of other queues: {queues}");
-    let topics = "topics may be of queues whose collections begin alike: shop_eu".to_owned();
+    let topics = "what the collections of other queues begin with counts as theirs: shop_eu".to_owned();
     assert_eq!(notes("shop", Layout::MultiCollection).await, [directed("msg, shop_eu"), topics]);
     assert_eq!(notes("shop_eu", Layout::MultiCollection).await, [directed("msg, shop")]);
     assert_eq!(notes("msg", Layout::MultiCollection).await, [directed("shop, shop_eu")]);
