@@ -1,18 +1,21 @@
 //! The options that say where a messaging command connects, and how it sends.
 
-use crate::exit::Late;
+use crate::exit::Absent;
 use clap::Args;
 use rockdove::backend::BackendError;
 use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
 use rockdove_server::VALUE_MAX;
+use std::pin::pin;
 use std::time::Duration;
-use tokio::time::Instant;
 
 /// The address used when none is given: the local server, whatever its replica set calls itself.
 const DEFAULT_URI: &str = "mongodb://127.0.0.1:27017/?directConnection=true";
 
-/// How long a server may take to answer the first time, unless the command has a time limit.
-const REACH_LIMIT: Duration = Duration::from_secs(30);
+/// How long a server may take to answer the first time, unless the command has a time limit: it may be starting.
+const REACH_LIMIT: Duration = Duration::from_secs(5);
+
+/// After this time it is said that a server is waited for.
+const SAID_AFTER: Duration = Duration::from_secs(1);
 
 /// How much longer than its time limit opening a bus may take.
 const LATE_GRACE: Duration = Duration::from_millis(200);
@@ -24,7 +27,7 @@ pub struct Database {
     #[arg(long, env = "ROCKDOVE_URI", default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
     uri: String,
     /// Database, instead of the one in the address [default there: rockdove]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = not_empty)]
     db: Option<String>,
 }
 
@@ -43,7 +46,19 @@ const HINT: &str = "; start one with `rockdove serve`, or name another with --ur
 
 /// No server, or one that refuses.
 fn unreachable(error: BackendError) -> anyhow::Error {
-    if error.is_transient() { Late(format!("{error}{HINT}")).into() } else { error.into() }
+    if error.is_transient() { Absent(format!("{error}{HINT}")).into() } else { error.into() }
+}
+
+/// Waits for a server, and says so if that takes long.
+async fn reached<T>(reach: impl Future<Output = T>) -> T {
+    let mut reach = pin!(reach);
+    tokio::select! {
+        done = &mut reach => done,
+        () = tokio::time::sleep(SAID_AFTER) => {
+            eprintln!("rockdove: no server answers yet; waiting for it");
+            reach.await
+        }
+    }
 }
 
 impl Queue {
@@ -57,7 +72,7 @@ impl Database {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
         let backend = DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?;
-        backend.reach(REACH_LIMIT).await.map_err(unreachable)?;
+        reached(backend.reach(REACH_LIMIT)).await.map_err(unreachable)?;
         Ok(backend)
     }
 }
@@ -71,7 +86,7 @@ pub struct Connection {
     #[arg(long, default_value = "standard", value_name = "NAME", value_parser = str::parse::<Layout>)]
     layout: Layout,
     /// Id of this node; a random one unless given
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = not_empty)]
     sender_id: Option<String>,
     /// Poll instead of following change streams
     #[arg(long)]
@@ -91,25 +106,22 @@ impl Connection {
         if self.polling { bus.polling() } else { bus }
     }
 
-    /// Opens the bus, as `with` completes it; the error is [`Late`] when `limit` was too short for that.
+    /// Opens the bus, as `with` completes it; the error is [`Absent`] when no server answered in time, which is `limit` if
+    /// there is one.
     pub async fn connect(
         &self,
         limit: Option<Duration>,
         with: impl FnOnce(BusBuilder) -> BusBuilder,
     ) -> anyhow::Result<Bus> {
-        let end = limit.map(|limit| Instant::now() + limit);
-        let bus = with(self.bus()).reach_within(limit.unwrap_or(REACH_LIMIT)).connect();
+        let bus = reached(with(self.bus()).reach_within(limit.unwrap_or(REACH_LIMIT)).connect());
         let opened = match limit {
             // A little more, so that who does not answer is said with why.
             Some(limit) => tokio::time::timeout(limit + LATE_GRACE, bus)
                 .await
-                .map_err(|_| Late("the server did not answer within --timeout".to_owned()))?,
+                .map_err(|_| Absent("the server did not answer within --timeout".to_owned()))?,
             None => bus.await,
         };
         opened.map_err(|error| match error {
-            ConnectError::Unreachable(error) if end.is_some_and(|end| Instant::now() >= end) => {
-                Late(error.to_string()).into()
-            }
             ConnectError::Unreachable(error) => unreachable(error),
             error => error.into(),
         })
@@ -158,7 +170,7 @@ pub struct Sending {
     #[arg(long)]
     exclusive: bool,
     /// Send to this node only; repeat for several
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = not_empty)]
     to: Vec<String>,
     /// Lifetime of the message, such as 500ms, 30s, 5m, or never
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lifetime)]
@@ -202,6 +214,11 @@ fn lifetime(text: &str) -> Result<Lifetime, String> {
         }
         _ => duration(text).map(Lifetime::Of),
     }
+}
+
+/// Parses a name or an id: anything but nothing.
+pub fn not_empty(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("it is empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 /// Parses a time: a whole number and `ms`, `s`, `m` or `h`; a bare number is seconds.

@@ -20,7 +20,7 @@ different layouts, and change streams that cannot be opened. Without --layout it
 
 /// Examine a queue, and say what is wrong with it
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server", "4    something is not as it should be"])))]
 pub struct Args {
     /// A message that waits longer than this counts as stuck
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = duration)]

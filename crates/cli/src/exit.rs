@@ -5,38 +5,44 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-/// The paragraph that ends the help of the commands.
-pub const HELP: &str = "\
-Exit codes:
-  0    done
-  1    error
-  2    wrong usage
-  3    no server, no answer or no message within --timeout
-  4    doctor: something is not as it should be
-       migrate: something was left where it is
-       bench: a target was missed
-  6    request: it was rejected
-  130  interrupted (Ctrl-C); 143 terminated";
+/// The paragraph that ends the help of a command, with the codes that only some commands end with.
+pub fn help(own: &[&str]) -> String {
+    let own: String = own.iter().map(|line| format!("  {line}\n")).collect();
+    format!(
+        "Exit codes:\n  0    done\n  1    error\n  2    wrong usage\n{own}  130  interrupted (Ctrl-C); 143 terminated"
+    )
+}
 
-/// A time limit was over, the user's or that for reaching a server; says what did not come.
+/// What was to be there is not: a server, an answer in time, a queue. Says what.
 #[derive(Debug)]
-pub struct Late(pub String);
+pub struct Absent(pub String);
 
-impl fmt::Display for Late {
+/// The command was not used as it can be; how it could.
+#[derive(Debug)]
+pub struct Misused(pub String);
+
+impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Error for Late {}
+impl fmt::Display for Misused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Absent {}
+impl Error for Misused {}
 
 /// How a command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
     /// Everything was done.
     Done,
-    /// The time was over before what was waited for came.
-    TimedOut,
+    /// What was waited for did not come in time, or is not there.
+    Absent,
     /// Something is not as it should be.
     Findings,
     /// `log verify`: what was on disk is damaged.
@@ -51,7 +57,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         match exit {
             Exit::Done => Self::SUCCESS,
-            Exit::TimedOut => Self::from(3),
+            Exit::Absent => Self::from(3),
             Exit::Findings => Self::from(4),
             Exit::Damaged => Self::from(5),
             Exit::Rejected => Self::from(6),
@@ -60,15 +66,20 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The code for an error: 0 when the reader of our output went away (`rockdove sub … | head`), 3 when a time limit was
-/// over, else 1.
+/// The code of wrong usage; the argument parser ends with it by itself.
+const MISUSED: u8 = 2;
+
+/// The code for an error: 0 when the reader of our output went away (`rockdove sub … | head`), 2 for wrong usage, 3 when
+/// something is not there, else 1.
 pub fn code_of(error: &anyhow::Error) -> ExitCode {
     let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     let pipe = error.downcast_ref::<io::Error>().is_some_and(closed);
     if pipe {
         ExitCode::SUCCESS
-    } else if error.is::<Late>() {
-        Exit::TimedOut.into()
+    } else if error.is::<Absent>() {
+        Exit::Absent.into()
+    } else if error.is::<Misused>() {
+        MISUSED.into()
     } else {
         ExitCode::FAILURE
     }

@@ -43,7 +43,7 @@ pub async fn follow(
             () = until(deadline) => {
                 let Some(left) = left else { return Ok(Exit::Done) };
                 eprintln!("rockdove: the time is over; {left} did not come");
-                return Ok(Exit::TimedOut);
+                return Ok(Exit::Absent);
             }
             exit = &mut ended => return Ok(exit?),
         }

@@ -1,11 +1,11 @@
 //! `rockdove migrate`: take a queue from the Standard layout to another one.
 
 use crate::connection::Queue;
-use crate::exit::{self, Exit};
+use crate::exit::{self, Absent, Exit};
 use crate::signals;
 use clap::Parser;
 use rockdove::Layout;
-use rockdove::migrate::{Migration, Mode, Progress};
+use rockdove::migrate::{MigrateError, Migration, Mode, Progress};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ messages, exclusive messages for several recipients, and recipients whose id has
 
 /// Take a queue to another layout
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or no such queue", "4    something was left where it is"])))]
 pub struct Args {
     /// The layout the queue has; only standard can be left
     #[arg(long, default_value = "standard", value_name = "NAME", value_parser = standard)]
@@ -57,7 +57,11 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     debug_assert_eq!(args.from, Layout::Standard);
     let backend = Arc::new(args.queue.backend().await?);
     let mode = if args.drain { Mode::Drain } else { Mode::Bridge };
-    let mut migration = Migration::start(backend, &args.queue.name, args.to, mode).await?;
+    let started = Migration::start(backend, &args.queue.name, args.to, mode).await;
+    let mut migration = started.map_err(|error| match error {
+        MigrateError::NoQueue(_) => Absent(error.to_string()).into(),
+        error => anyhow::Error::from(error),
+    })?;
     let result = tokio::select! {
         result = passes(&mut migration) => result,
         exit = signals::ended() => exit.map_err(Into::into),

@@ -1,9 +1,11 @@
 //! Payloads on the command line: JSON where it looks like JSON, text otherwise.
 
-use anyhow::{Context, bail};
+use crate::exit::Misused;
+use anyhow::Context;
 use bson::Bson;
 use rockdove::Message;
 use serde_json::Value;
+use std::fmt::Display;
 use std::io::Read;
 
 /// How payloads are read, for the help.
@@ -32,14 +34,16 @@ pub fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
     if !text.trim_start().starts_with(['{', '[', '"']) {
         return Ok(message.value(text));
     }
-    let json: Value = serde_json::from_str(text).context("the payload begins like JSON but is not")?;
+    let wrong = |what: &str, why: &dyn Display| Misused(format!("the payload {what}: {why}"));
+    let json: Value =
+        serde_json::from_str(text).map_err(|error| wrong("begins like JSON but is not", &error))?;
     if let Value::String(text) = json {
         return Ok(message.value(text));
     }
-    match Bson::try_from(json).context("the payload is no valid extended JSON")? {
+    match Bson::try_from(json).map_err(|error| wrong("is no valid extended JSON", &error))? {
         Bson::Document(map) => Ok(message.map_value(map)),
         Bson::Array(list) => Ok(message.additional(list)),
-        other => bail!("the payload is a single {other}; wrap it in an object"),
+        other => Err(wrong("is a single value; wrap it in an object", &other).into()),
     }
 }
 
@@ -47,7 +51,7 @@ fn read_stdin() -> anyhow::Result<String> {
     let mut text = String::new();
     std::io::stdin().take(STDIN_MAX + 1).read_to_string(&mut text).context("cannot read the payload")?;
     if text.len() as u64 > STDIN_MAX {
-        bail!("the payload on standard input is larger than 16 MB");
+        return Err(Misused("the payload on standard input is larger than 16 MB".to_owned()).into());
     }
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

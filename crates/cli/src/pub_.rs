@@ -1,6 +1,6 @@
 //! `rockdove pub`: send messages.
 
-use crate::connection::{Connection, Sending};
+use crate::connection::{Connection, Sending, not_empty};
 use crate::exit::{self, Exit};
 use crate::{output, payload};
 use clap::Parser;
@@ -19,9 +19,10 @@ Examples:
 
 /// Send a message, and print its id; with --ack or --value also the level that was reached
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::help(&["3    no server"])))]
 pub struct Args {
     /// Topic of the message
+    #[arg(value_parser = not_empty)]
     topic: String,
     /// Payload: JSON or text; `-` reads standard input
     payload: Option<String>,

@@ -1,6 +1,6 @@
 //! `rockdove reply`: answer requests with a text, or with what a command prints.
 
-use crate::connection::{Connection, Lasting};
+use crate::connection::{Connection, Lasting, not_empty};
 use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
 use crate::{output, payload};
@@ -29,9 +29,10 @@ If it fails, the request is rejected and its sender told so. Requests are answer
 
 /// Answer requests
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or not --count requests within --timeout"])))]
 pub struct Args {
     /// Topic of the requests
+    #[arg(value_parser = not_empty)]
     topic: String,
     /// Answer with this text
     #[arg(long, value_name = "TEXT", required_unless_present_any = ["exec", "payload"], conflicts_with_all = ["exec", "payload"])]

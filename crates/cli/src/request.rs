@@ -1,6 +1,6 @@
 //! `rockdove request`: ask, and print the answers.
 
-use crate::connection::{Connection, Sending, duration};
+use crate::connection::{Connection, Sending, duration, not_empty};
 use crate::exit::{self, Exit};
 use crate::{output, payload, signals};
 use clap::Parser;
@@ -16,9 +16,10 @@ Examples:
 
 /// Send a request, and print the answers
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::help(&["3    no server, or not --count answers within --timeout", "6    the request was rejected"])))]
 pub struct Args {
     /// Topic of the request
+    #[arg(value_parser = not_empty)]
     topic: String,
     /// Payload: JSON or text; `-` reads standard input
     payload: Option<String>,
@@ -77,7 +78,7 @@ async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Resu
                 "rockdove: the time is over; {} did not come",
                 if count == 0 { "an answer" } else { "more" }
             );
-            Exit::TimedOut
+            Exit::Absent
         }
         () => Exit::Done,
     })

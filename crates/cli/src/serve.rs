@@ -41,6 +41,33 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// Parses the address that clients are told: a host and a port, which may be a name that is not known here.
+fn advertised(text: &str) -> Result<String, String> {
+    let odd = |host: &str| {
+        let is_v6 = host.starts_with('[') && host.ends_with(']');
+        host.is_empty()
+            || host.contains(|c: char| c.is_whitespace() || "/,@".contains(c) || c == ':' && !is_v6)
+    };
+    match text.rsplit_once(':') {
+        Some((host, port)) if !odd(host) && port.parse::<u16>().is_ok_and(|port| port > 0) => {
+            Ok(text.to_owned())
+        }
+        _ => {
+            Err("a host and a port are needed: bus1.example.com:27017, 10.0.0.7:27017 or [::1]:27017"
+                .to_owned())
+        }
+    }
+}
+
+/// Parses the name of a replica set: what can be written after `replicaSet=` in an address as it is.
+fn set_name(text: &str) -> Result<String, String> {
+    let odd = |c: char| c.is_whitespace() || c.is_control() || "/,&?#%@".contains(c);
+    match text.is_empty() || text.contains(odd) {
+        true => Err("a name without spaces and without /,&?#%@ is needed, such as rs0".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -49,7 +76,7 @@ pub struct Serve {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:27017", env = "ROCKDOVE_LISTEN", value_parser = address)]
     listen: SocketAddr,
     /// Name and port that clients use to reach this server, if not the address it listens on
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = advertised)]
     advertise: Option<String>,
     /// Folder to store in
     #[arg(long, value_name = "DIR", default_value = "rockdove-data", env = "ROCKDOVE_DATA_DIR")]
@@ -67,7 +94,7 @@ pub struct Serve {
     #[arg(long, value_enum, default_value_t = Majority::Replicated)]
     majority: Majority,
     /// Name of the replica set that it presents itself as
-    #[arg(long, value_name = "NAME", default_value = "rs0")]
+    #[arg(long, value_name = "NAME", default_value = "rs0", value_parser = set_name)]
     set_name: String,
     /// Whom it presents itself as to Morphium
     #[arg(long, value_enum, default_value_t = As::Mongodb)]
@@ -266,6 +293,20 @@ async fn wait(server: &Server) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_to_tell_clients_and_names_of_sets() {
+        for right in ["bus1.example.com:27017", "bus1:1", "10.0.0.7:65535", "[::1]:27017"] {
+            assert_eq!(advertised(right).as_deref(), Ok(right));
+        }
+        for wrong in
+            ["", ":", ":27017", "bus1", "bus1:", "bus1:0", "bus1:70000", "bus1:x", "a b:1", "a,b:1", "::1:1"]
+        {
+            assert!(advertised(wrong).is_err(), "{wrong}");
+        }
+        assert!(set_name("rs0").is_ok() && set_name("my-set_1").is_ok());
+        assert!(["", " ", "a b", "a/b", "a&b"].into_iter().all(|wrong| set_name(wrong).is_err()));
+    }
 
     #[test]
     fn addresses_to_listen_on() {

@@ -1,6 +1,6 @@
 //! `rockdove sub`: print messages as they come.
 
-use crate::connection::Connection;
+use crate::connection::{Connection, not_empty};
 use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
 use crate::output;
@@ -21,10 +21,10 @@ A message counts as processed when its line is written.";
 
 /// Print messages as they come, earlier ones first
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or not --count messages within --timeout"])))]
 pub struct Args {
     /// Topics to listen to
-    #[arg(required = true, value_name = "TOPIC")]
+    #[arg(required = true, value_name = "TOPIC", value_parser = not_empty)]
     topics: Vec<String>,
     #[command(flatten)]
     limits: Limits,

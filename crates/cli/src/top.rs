@@ -7,13 +7,14 @@ use crate::connection::{Database, duration};
 use crate::exit::{self, Exit};
 use crate::signals;
 use clap::Parser;
-use console::Term;
+use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
 use rockdove::backend::Backend;
 use rockdove::top::{Limits, Monitor, Node, Queue, Sample, Topic};
 use rockdove::{Layout, LookError};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,11 +33,17 @@ All queues are those with a collection of participants. Java nodes that ignore t
 --queue.
 
   WAITING   messages that nobody marked      EXCL      those of them that are exclusive
-  SENT/s    messages sent per second         DONE/s    messages marked first, or removed, per second
+  SENT      messages sent per second         DONE      messages marked first, or removed, per second
   LAG       from sending to that, the mean   OLDEST    age of the oldest message that waits
   UNANSW    requests without an answer       UNTAKEN   answers that nobody took
+  AGE       since the node started           SEEN      since its last sign of life
+  LOCKS     exclusive messages it holds
 
-Ages and the lag go by the clocks of this machine and of the senders. Ctrl-C ends it.";
+Ages and the lag go by the clocks of this machine and of the senders. A queue that is not there is waited for. A screen \
+shows at most 40 characters of a name and lines as wide as it is; what is cut ends with …. Ctrl-C ends it.";
+
+/// The longest name that is shown whole on a screen: a UUID has 36 characters.
+const NAME_MAX: usize = 40;
 
 /// The second screen, without a cursor; and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -44,7 +51,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 /// Watch queues: what waits, rates, lag, nodes, locks
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server"])))]
 pub struct Args {
     /// Only this queue [default: all of the database whose nodes announce themselves]
     #[arg(long, value_name = "NAME")]
@@ -91,13 +98,12 @@ impl Screen {
 
     /// Draws over what is there: no line flickers.
     fn draw(&self, text: &str) -> io::Result<()> {
-        let (height, width) = Term::stdout().size();
-        let (height, width) = (usize::from(height).max(2), usize::from(width));
+        let (height, width) = size();
         let lines: Vec<_> = text.lines().collect();
         let shown = if lines.len() > height { height - 1 } else { lines.len() };
         let mut screen = "\x1b[H".to_owned();
         for (place, line) in lines[..shown].iter().enumerate() {
-            let line: String = line.chars().take(width).collect();
+            let line = truncate_str(line, width, "…");
             let _ = write!(screen, "{}{line}\x1b[K", if place == 0 { "" } else { "\r\n" });
         }
         if shown < lines.len() {
@@ -108,6 +114,16 @@ impl Screen {
         out.write_all(screen.as_bytes())?;
         out.flush()
     }
+}
+
+/// Lines and columns of the terminal, as it says; else as `LINES` and `COLUMNS` say. What nobody says has no limit.
+fn size() -> (usize, usize) {
+    let variable = |name| std::env::var(name).ok()?.parse::<usize>().ok().filter(|size| *size > 0);
+    let (height, width) = match Term::stdout().size_checked() {
+        Some((height, width)) => (Some(height.into()), Some(width.into())),
+        None => (variable("LINES"), variable("COLUMNS")),
+    };
+    (height.unwrap_or(usize::MAX).max(2), width.unwrap_or(usize::MAX))
 }
 
 impl Drop for Screen {
@@ -147,7 +163,8 @@ async fn watch(monitor: &mut Monitor, args: &Args, screen: Option<&Screen>) -> a
             Err(error) if args.once || !error.is_transient() => return Err(error.into()),
             look => look,
         };
-        let text = shown(&look, args.json);
+        let name_max = if screen.is_some() { NAME_MAX } else { usize::MAX };
+        let text = shown(&look, args.json, name_max);
         match screen {
             Some(screen) => screen.draw(&text)?,
             None => {
@@ -162,11 +179,11 @@ async fn watch(monitor: &mut Monitor, args: &Args, screen: Option<&Screen>) -> a
     }
 }
 
-/// A look, or why there is none for now.
-fn shown(look: &Result<Sample, LookError>, json: bool) -> String {
+/// A look, or why there is none for now; as text with at most so many characters of a name.
+fn shown(look: &Result<Sample, LookError>, json: bool, name_max: usize) -> String {
     match look {
         Ok(sample) if json => format!("{}\n", as_json(sample)),
-        Ok(sample) => text(sample),
+        Ok(sample) => text(sample, name_max),
         Err(error) if json => format!("{}\n", json!({ "error": error.to_string() })),
         Err(error) => format!("cannot look: {}\n", printable(&error.to_string())),
     }
@@ -201,7 +218,7 @@ fn as_json(sample: &Sample) -> Value {
     json!({ "at_ms": sample.at_ms, "queues": sample.queues.iter().map(queue).collect::<Vec<_>>() })
 }
 
-fn text(sample: &Sample) -> String {
+fn text(sample: &Sample, name_max: usize) -> String {
     let mut out = String::new();
     if sample.queues.is_empty() {
         out.push_str("no queue in this database\n");
@@ -216,13 +233,13 @@ fn text(sample: &Sample) -> String {
         let layouts = if layouts.is_empty() { "layout unknown".to_owned() } else { layouts.join(", ") };
         let _ = writeln!(
             out,
-            "queue {}: {layouts}; {alive} of {} nodes alive; {waiting} waiting; {} locks held",
+            "queue {}: {layouts}; {alive} of {} nodes alive; {waiting} messages waiting; {} locks held",
             printable(&queue.name),
             queue.nodes.len(),
             queue.locks
         );
-        topics(&mut out, &queue.topics);
-        nodes(&mut out, &queue.nodes, sample.at_ms);
+        topics(&mut out, &queue.topics, name_max);
+        nodes(&mut out, &queue.nodes, sample.at_ms, name_max);
         for note in &queue.notes {
             let _ = writeln!(out, "  note: {}", printable(note));
         }
@@ -230,55 +247,68 @@ fn text(sample: &Sample) -> String {
     out
 }
 
-fn topics(out: &mut String, topics: &[Topic]) {
+/// A column of names, as wide as the longest, and at most `max` characters: longer ones are cut and end with `…`.
+fn column(header: &str, names: impl Iterator<Item = String>, max: usize) -> Vec<String> {
+    let cells: Vec<String> =
+        iter::once(header.to_owned()).chain(names.map(|name| printable(&name))).collect();
+    let widest = cells.iter().map(|cell| measure_text_width(cell)).max().unwrap_or_default();
+    let width = widest.min(max);
+    cells.iter().map(|cell| pad_str(cell, width, Alignment::Left, Some("…")).into_owned()).collect()
+}
+
+fn topics(out: &mut String, topics: &[Topic], name_max: usize) {
     if topics.is_empty() {
         return;
     }
-    let _ = writeln!(
-        out,
-        "  {:<30} {:>8} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7} {:>7}",
-        "TOPIC", "WAITING", "EXCL", "SENT/s", "DONE/s", "LAG", "OLDEST", "UNANSW", "UNTAKEN"
-    );
-    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
-    for topic in topics {
-        let _ = writeln!(
-            out,
-            "  {:<30} {:>8} {:>6} {:>9} {:>9} {:>8} {:>8} {:>7} {:>7}",
-            printable(&topic.name),
-            topic.waiting,
-            topic.exclusive,
+    let names = column("TOPIC", topics.iter().map(|topic| topic.name.clone()), name_max);
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}/s"));
+    let time = |ms: Option<i64>| ms.map_or_else(|| "-".to_owned(), age);
+    let header = ["WAITING", "EXCL", "SENT", "DONE", "LAG", "OLDEST", "UNANSW", "UNTAKEN"].map(str::to_owned);
+    let rows = topics.iter().map(|topic| {
+        [
+            topic.waiting.to_string(),
+            topic.exclusive.to_string(),
             rate(topic.sent),
             rate(topic.done),
-            topic.lag_ms.map_or_else(|| "-".to_owned(), age),
-            topic.oldest_ms.map_or_else(|| "-".to_owned(), age),
-            topic.unanswered,
-            topic.untaken
+            time(topic.lag_ms),
+            time(topic.oldest_ms),
+            topic.unanswered.to_string(),
+            topic.untaken.to_string(),
+        ]
+    });
+    for (name, cells) in names.iter().zip(iter::once(header).chain(rows)) {
+        let [waiting, exclusive, sent, done, lag, oldest, unanswered, untaken] = cells;
+        let _ = writeln!(
+            out,
+            "  {name} {waiting:>8} {exclusive:>6} {sent:>10} {done:>10} {lag:>8} {oldest:>8} {unanswered:>7} {untaken:>7}"
         );
     }
 }
 
-fn nodes(out: &mut String, nodes: &[Node], now: i64) {
+fn nodes(out: &mut String, nodes: &[Node], now: i64, name_max: usize) {
     if nodes.is_empty() {
         return;
     }
-    let _ = writeln!(
-        out,
-        "  {:<30} {:<26} {:<20} {:>8} {:>8} {:>6}",
-        "NODE", "IMPLEMENTATION", "HOST", "AGE", "SEEN", "LOCKS"
-    );
-    for node in nodes {
-        let one = &node.announced;
-        let _ = writeln!(
-            out,
-            "  {:<30} {:<26} {:<20} {:>8} {:>8} {:>6}{}",
-            printable(&one.id),
-            printable(&one.implementation.to_string()),
-            printable(&one.hostname),
-            age(now.saturating_sub(one.started_at)),
-            age(now.saturating_sub(one.last_seen)),
-            node.locks,
-            if node.alive { "" } else { "  gone?" }
-        );
+    let announced = || nodes.iter().map(|node| &node.announced);
+    let ids = column("NODE", announced().map(|one| one.id.clone()), name_max);
+    let implementations =
+        column("IMPLEMENTATION", announced().map(|one| one.implementation.to_string()), name_max);
+    let hosts = column("HOST", announced().map(|one| one.hostname.clone()), name_max);
+    let header = ["STATE", "AGE", "SEEN", "LOCKS"].map(str::to_owned);
+    let rows = nodes.iter().map(|node| {
+        [
+            if node.alive { "alive" } else { "gone?" }.to_owned(),
+            age(now.saturating_sub(node.announced.started_at)),
+            age(now.saturating_sub(node.announced.last_seen)),
+            node.locks.to_string(),
+        ]
+    });
+    // What a narrow screen cuts is what matters least.
+    let names = ids.iter().zip(implementations.iter().zip(&hosts));
+    for ((id, (implementation, host)), cells) in names.zip(iter::once(header).chain(rows)) {
+        let [state, age, seen, locks] = cells;
+        let line = format!("  {id} {state:<5} {age:>8} {seen:>8} {locks:>6}  {implementation} {host}");
+        let _ = writeln!(out, "{}", line.trim_end());
     }
 }
 
@@ -340,8 +370,21 @@ mod tests {
             notes: Vec::new(),
         };
         let look = Ok(Sample { at_ms: 1_760_000_000_000, queues: vec![queue] });
-        assert!(shown(&look, true).contains(&format!("\"age_ms\":{}", i64::MAX)));
-        assert!(shown(&look, false).contains("106751991167d"));
+        assert!(shown(&look, true, 40).contains(&format!("\"age_ms\":{}", i64::MAX)));
+        assert!(shown(&look, false, 40).contains("106751991167d"));
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_names_and_end_somewhere() {
+        let names =
+            || ["a", "6f9619ff-8b86-d011-b42d-00c04fc964ff", &"x".repeat(50)].map(str::to_owned).into_iter();
+        let cut = column("NODE", names(), NAME_MAX);
+        assert!(cut.iter().all(|cell| measure_text_width(cell) == NAME_MAX), "{cut:?}");
+        assert_eq!(cut[2].trim_end(), "6f9619ff-8b86-d011-b42d-00c04fc964ff");
+        assert_eq!(cut[3], format!("{}…", "x".repeat(NAME_MAX - 1)));
+        let whole = column("NODE", names(), usize::MAX);
+        assert_eq!((whole[0].len(), &*whole[3]), (50, &*"x".repeat(50)));
+        assert_eq!(column("NODE", ["a".to_owned()].into_iter(), NAME_MAX), ["NODE", "a   "]);
     }
 
     #[test]

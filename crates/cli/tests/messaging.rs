@@ -2,7 +2,7 @@
 
 use bson::doc;
 use rockdove::backend::{Backend, Find};
-use rockdove::{Bus, DriverBackend, Layout, Level, Message, SendError, SendOptions};
+use rockdove::{Bus, ConnectError, DriverBackend, Layout, Level, Message, SendError, SendOptions};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -26,6 +26,18 @@ impl Process {
     fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
+    }
+
+    /// Its exit code, when it has ended by itself.
+    fn code(&mut self) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(start.elapsed() < LIMIT, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -86,11 +98,7 @@ impl Server {
     fn run(&self, args: &[&str]) -> Output {
         let mut child =
             Process(self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-        let start = Instant::now();
-        while child.0.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < LIMIT, "too late: {args:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        child.code();
         let stdout = std::io::read_to_string(child.0.stdout.take().unwrap()).unwrap();
         let stderr = std::io::read_to_string(child.0.stderr.take().unwrap()).unwrap();
         Output { status: child.0.wait().unwrap(), stdout: stdout.into(), stderr: stderr.into() }
@@ -105,6 +113,25 @@ impl Server {
             output.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
         });
         (Process(child), lines)
+    }
+
+    /// Starts a command; what it says on standard error arrives in the channel.
+    fn start_saying(&self, args: &[&str]) -> (Process, mpsc::Receiver<String>) {
+        let mut child = self.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, said) = mpsc::channel();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            errors.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
+        });
+        (Process(child), said)
+    }
+
+    /// The address of a server that is not there yet.
+    fn later() -> Self {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let uri = format!("mongodb://127.0.0.1:{port}/shop?directConnection=true");
+        let nothing = rockdove().arg("--version").stdout(Stdio::null()).spawn().unwrap();
+        Self { process: Process(nothing), port, storage: vec!["--memory".to_owned()], uri }
     }
 
     async fn bus(&self, layout: Layout, id: &str) -> Bus {
@@ -239,6 +266,16 @@ macro_rules! in_every_layout {
 
 fn rockdove() -> Command {
     Command::new(env!("CARGO_BIN_EXE_rockdove"))
+}
+
+/// Waits until somebody says what contains `what`.
+fn hear(said: &mpsc::Receiver<String>, what: &str) {
+    loop {
+        let line = said.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("never said: {what}"));
+        if line.contains(what) {
+            return;
+        }
+    }
 }
 
 fn until(what: &str, condition: impl Fn() -> bool) {
@@ -424,9 +461,34 @@ fn silence_and_mistakes_have_their_codes() {
     assert_eq!(server.run(&["request", "nobody", "--timeout", "200ms"]).status.code(), Some(3));
     assert_eq!(server.run(&["sub", "nothing", "--count", "1", "--timeout", "200ms"]).status.code(), Some(3));
     assert_eq!(server.run(&["sub", "nothing", "--timeout", "200ms"]).status.code(), Some(0));
-    assert_eq!(server.run(&["pub", "t", "{broken"]).status.code(), Some(1));
     assert_eq!(server.run(&["pub"]).status.code(), Some(2));
     assert_eq!(server.run(&["reply", "t"]).status.code(), Some(2));
+    let payloads = ["{broken", "[1", "\"open", "{\"$oid\": \"68e7780000a1b2c3d4000001\"}"];
+    for payload in payloads {
+        for args in
+            [&["pub", "t", payload][..], &["request", "t", payload], &["reply", "t", "--payload", payload]]
+        {
+            let refused = server.run(args);
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!((refused.status.code(), said.lines().count()), (Some(2), 1), "{args:?}: {said}");
+            assert!(said.contains("the payload "), "{said}");
+        }
+    }
+    for wrong in [
+        &["pub", ""][..],
+        &["sub", ""],
+        &["sub", "t", ""],
+        &["request", ""],
+        &["reply", "", "--text", "x"],
+        &["pub", "t", "--to", ""],
+        &["request", "t", "--to", ""],
+        &["pub", "t", "--sender-id", ""],
+        &["pub", "t", "--db", ""],
+    ] {
+        let refused = server.run(wrong);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && said.contains("it is empty"), "{wrong:?}: {said}");
+    }
     for wrong in [["--ttl", "0s"], ["--count", "0"]] {
         assert_eq!(server.run(&[&["pub", "t"], &wrong[..]].concat()).status.code(), Some(2), "{wrong:?}");
     }
@@ -442,6 +504,9 @@ fn senseless_settings_are_refused() {
         &["--history", "0"],
         &["--sync-interval", "0"],
         &["--listen", "somewhere"],
+        &["--advertise", ""],
+        &["--advertise", "bus1"],
+        &["--set-name", ""],
         &["--majority", "quorum-sync"],
         &["--risk-cap", "1"],
     ] {
@@ -495,7 +560,6 @@ fn answers_can_be_key_values() {
     let answer = server.run(&["request", "t", "1", "--timeout", "30s", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&text(&answer)).unwrap();
     assert_eq!(answer["map_value"]["left"], 7);
-    assert_eq!(server.run(&["reply", "t", "--payload", "{broken"]).status.code(), Some(1));
 }
 
 #[test]
@@ -624,34 +688,149 @@ async fn what_was_acknowledged_as_synced_is_there_after_a_kill() {
 }
 
 #[test]
-fn no_server_is_one_line_and_soon() {
-    let server = Server {
-        process: Process(rockdove().arg("--version").stdout(Stdio::null()).spawn().unwrap()),
-        port: 0,
-        storage: Vec::new(),
-        // Nobody listens there.
-        uri: {
-            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-            format!("mongodb://127.0.0.1:{port}/?directConnection=true")
-        },
-    };
-    for args in [
+fn no_server_is_said_and_has_its_code() {
+    let nobody = Server::later();
+    let commands = [
         &["pub", "t"][..],
-        &["sub", "t"],
-        &["request", "t"],
+        &["sub", "t", "--timeout", "3s"],
+        &["request", "t", "--timeout", "3s"],
         &["reply", "t", "--text", "x"],
         &["doctor"],
         &["top"],
-    ] {
-        let output = server.run(args);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!((output.status.code(), said.lines().count()), (Some(3), 1), "{args:?}: {said}");
-        assert!(said.contains("no server answers at 127.0.0.1:"), "{said}");
-        assert!(said.contains("(connection refused); start one with `rockdove serve`"), "{said}");
-    }
-    let late = server.run(&["sub", "t", "--timeout", "300ms"]);
+        &["migrate", "--to", "dual-channel"],
+    ];
+    std::thread::scope(|threads| {
+        let check = |args: &[&str]| {
+            let output = nobody.run(args);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let lines: Vec<_> = said.lines().collect();
+            assert_eq!((output.status.code(), lines.len()), (Some(3), 2), "{args:?}: {said}");
+            assert!(lines[0].contains("waiting for it"), "{said}");
+            assert!(lines[1].contains("no server answers at 127.0.0.1:"), "{said}");
+            assert!(lines[1].contains("(connection refused); start one with `rockdove serve`"), "{said}");
+        };
+        for args in commands {
+            threads.spawn(move || check(args));
+        }
+    });
+    let late = nobody.run(&["sub", "t", "--timeout", "300ms"]);
     let said = String::from_utf8_lossy(&late.stderr).into_owned();
     assert_eq!((late.status.code(), said.lines().count()), (Some(3), 1), "{said}");
+}
+
+#[test]
+fn a_server_that_is_starting_is_waited_for() {
+    let mut server = Server::later();
+    let (mut sub, sub_says) = server.start_saying(&["sub", "t", "--count", "1", "--timeout", "60s"]);
+    let (mut ask, ask_says) = server.start_saying(&["request", "q", "--timeout", "60s", "--ttl", "1m"]);
+    hear(&sub_says, "waiting for it");
+    hear(&ask_says, "waiting for it");
+    server.process = Server::spawn(server.port, &server.storage);
+    let (_replier, _) = server.start_lines(&["reply", "q", "--text", "yes"]);
+    assert_eq!(server.run(&["pub", "t", "x", "--ttl", "1m"]).status.code(), Some(0));
+    assert_eq!([sub.code(), ask.code()], [Some(0); 2]);
+}
+
+/// What the address asks for and what a server says of itself, when they do not fit.
+#[tokio::test(flavor = "multi_thread")]
+async fn why_a_server_that_answers_cannot_be_used_is_said() {
+    let nobody = Server::later().port;
+    let advertise = ["--memory", "--advertise", &format!("127.0.0.1:{nobody}")].map(str::to_owned);
+    let (plain, elsewhere) = (Server::start(), Server::start_with(advertise.to_vec()));
+    let wrong_set = |server: &Server| {
+        vec![
+            "`wrong`".to_owned(),
+            format!("127.0.0.1:{} is of `rs0`", server.port),
+            "replicaSet=rs0".to_owned(),
+        ]
+    };
+    let named = vec![
+        format!("no server answers at 127.0.0.1:{nobody} (connection refused)"),
+        format!("127.0.0.1:{} names as its address", elsewhere.port),
+        "directConnection=true".to_owned(),
+        "--advertise".to_owned(),
+    ];
+    for (server, options, expected) in [
+        (&plain, "?replicaSet=wrong", wrong_set(&plain)),
+        (&plain, "?replicaSet=wrong&directConnection=true", wrong_set(&plain)),
+        (&elsewhere, "", named.clone()),
+        (&elsewhere, "?replicaSet=rs0", named),
+        (&elsewhere, "?replicaSet=wrong", wrong_set(&elsewhere)),
+    ] {
+        let uri = format!("mongodb://127.0.0.1:{}/shop{options}", server.port);
+        let fits = |said: &str| expected.iter().all(|part| said.contains(part));
+        for args in [&["pub", "t"][..], &["sub", "t", "--timeout", "60s"], &["doctor"]] {
+            let output = server.run(&[args, &["--uri", &uri]].concat());
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(1) && fits(&said), "{args:?} {options}: {said}");
+        }
+        let refused = Bus::connect(&uri).await.unwrap_err();
+        assert!(matches!(&refused, ConnectError::Unreachable(error) if !error.is_transient()), "{refused:?}");
+        assert!(fits(&refused.to_string()), "{options}: {refused}");
+    }
+}
+
+#[test]
+fn a_connection_that_is_lost_and_back_is_told() {
+    let mut server = Server::start();
+    let (_sub, streaming) = server.start_saying(&["sub", "t", "--sender-id", "a"]);
+    let (_poll, polling) = server.start_saying(&["sub", "t", "--sender-id", "b", "--polling"]);
+    let is_there = |server: &Server| text(&server.run(&["top", "--once", "--interval", "100ms"]));
+    until("both are there", || is_there(&server).contains("2 of 2 nodes alive"));
+    for _ in 0..2 {
+        server.process.kill();
+        for said in [&streaming, &polling] {
+            hear(said, "the connection broke off");
+        }
+        server.process = Server::spawn(server.port, &server.storage);
+        for said in [&streaming, &polling] {
+            hear(said, "works again");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_not_there_is_said_and_not_made() {
+    let server = Server::start();
+    server.run(&["pub", "t", "x", "--to", "n1", "--queue", "shop_eu", "--layout", "multi-collection"]);
+    let stored = DriverBackend::connect(&server.uri, None, "test").await.unwrap();
+    let before = stored.collections("").await.unwrap();
+    for more in [&["--drain"][..], &[]] {
+        let migrate = ["migrate", "--queue", "shop", "--to", "multi-collection"];
+        let refused = server.run(&[&migrate, more].concat());
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            refused.status.code() == Some(3) && said.contains("there is no queue \"shop\""),
+            "{refused:?}"
+        );
+    }
+    let doctor = server.run(&["doctor", "--queue", "shop"]);
+    assert!(
+        doctor.status.code() == Some(4) && text(&doctor).contains("there is no queue \"shop\""),
+        "{doctor:?}"
+    );
+    let look = server.run(&["top", "--once", "--queue", "shop", "--interval", "100ms"]);
+    assert!(look.status.success() && text(&look).contains("there is no such queue"), "{look:?}");
+    assert_eq!(stored.collections("").await.unwrap(), before);
+}
+
+#[test]
+fn each_command_lists_the_codes_it_ends_with() {
+    for (command, own) in [
+        ("pub", &["3"][..]),
+        ("sub", &["3"]),
+        ("request", &["3", "6"]),
+        ("reply", &["3"]),
+        ("doctor", &["3", "4"]),
+        ("top", &["3"]),
+        ("migrate", &["3", "4"]),
+        ("bench", &["4"]),
+    ] {
+        let help = text(&rockdove().args([command, "--help"]).output().unwrap());
+        let codes = help.split("Exit codes:\n").nth(1).unwrap();
+        let codes: Vec<_> = codes.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(codes, [&["0", "1", "2"][..], own, &["130"]].concat(), "{command}");
+    }
 }
 
 in_every_layout! {

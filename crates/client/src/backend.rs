@@ -303,6 +303,16 @@ pub trait Backend: Send + Sync + 'static {
     /// What there is to say about the connection, for status answers. No secrets.
     fn describe(&self) -> Document;
 
+    /// Returns when no server has answered for a moment, with why; never where that is not noticed, as by default.
+    fn lost(&self) -> BoxFuture<'_, BackendError> {
+        futures_util::future::pending().boxed()
+    }
+
+    /// Returns when a server answers, after [`lost`](Self::lost) did.
+    fn back(&self) -> BoxFuture<'_, ()> {
+        futures_util::future::ready(()).boxed()
+    }
+
     /// Gives up connections. A bus calls this at its end if it opened the back end itself; nothing follows.
     fn close(&self) -> BoxFuture<'_, ()> {
         futures_util::future::ready(()).boxed()

@@ -1,7 +1,7 @@
 //! The bus: one messaging node, and the handle an application holds.
 
 use crate::ack::{SendOptions, Sent};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::clock::{self, WallClock};
 use crate::driver::DriverBackend;
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
@@ -389,8 +389,8 @@ impl BusBuilder {
         self
     }
 
-    /// Connecting fails when no server has answered within `limit`, and after two seconds if all refuse: for programs
-    /// that somebody waits for. It concerns addresses, not back ends of the application's choice.
+    /// Connecting fails when no server has answered within `limit`: for programs that somebody waits for. It concerns
+    /// addresses, not back ends of the application's choice.
     pub fn reach_within(mut self, limit: Duration) -> Self {
         self.reach = Some(limit);
         self
@@ -414,24 +414,25 @@ impl BusBuilder {
         self
     }
 
-    /// Opens the bus. A server that cannot be reached is an error after half a minute.
+    /// Opens the bus. A server that cannot be reached is an error after half a minute, one that cannot be used as the
+    /// address says after a few seconds.
     pub async fn connect(self) -> Result<Bus, ConnectError> {
         let settings = self.settings;
         settings.validate()?;
         let names = Names::new(settings.layout, &settings.queue)?;
         let me = settings.sender_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-        let owns_backend = matches!(self.target, Target::Uri(_));
-        let backend: Arc<dyn Backend> = match self.target {
-            Target::Backend(backend) => backend,
+        let (backend, driver): (Arc<dyn Backend>, _) = match self.target {
+            Target::Backend(backend) => (backend, None),
             Target::Uri(uri) => {
-                let backend = DriverBackend::connect(&uri, self.database.as_deref(), APP_NAME).await;
-                let backend = backend.map_err(ConnectError::Address)?;
+                let driver = DriverBackend::connect(&uri, self.database.as_deref(), APP_NAME).await;
+                let driver = driver.map_err(ConnectError::Address)?;
                 if let Some(limit) = self.reach {
-                    backend.reach(limit).await.map_err(ConnectError::Unreachable)?;
+                    driver.reach(limit).await.map_err(ConnectError::Unreachable)?;
                 }
-                Arc::new(backend)
+                (Arc::new(driver.clone()), Some(driver))
             }
         };
+        let owns_backend = driver.is_some();
         let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;
         node.rejection = self.rejection;
         if let Some(clock) = self.clock {
@@ -439,9 +440,20 @@ impl BusBuilder {
         }
         let node = Arc::new(node);
         if !node.send_only {
-            start(&node).await?;
+            tokio::select! {
+                started = start(&node) => started?,
+                error = contradicted(driver) => return Err(ConnectError::Unreachable(error)),
+            }
         }
         Ok(Bus { node })
+    }
+}
+
+/// Returns if the servers of an address cannot be used as it says.
+async fn contradicted(driver: Option<DriverBackend>) -> BackendError {
+    match driver {
+        Some(driver) => driver.contradicted().await,
+        None => std::future::pending().await,
     }
 }
 

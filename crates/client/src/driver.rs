@@ -16,7 +16,9 @@ use mongodb::change_stream::event::ResumeToken;
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
-use mongodb::options::{Acknowledgment, ClientOptions, IndexOptions, SelectionCriteria, WriteConcern};
+use mongodb::options::{
+    Acknowledgment, ClientOptions, IndexOptions, SelectionCriteria, ServerAddress, WriteConcern,
+};
 use mongodb::{Client, Collection, Database, IndexModel};
 use parking_lot::Mutex;
 use rockdove_engine::Level;
@@ -26,6 +28,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// The database of addresses that name none.
 pub const DEFAULT_DATABASE: &str = "rockdove";
@@ -35,10 +38,18 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(30);
 const STREAM_GRACE: Duration = Duration::from_secs(10);
 /// Most connections, unless the address says otherwise. Each stream occupies one, up to three in all.
 const POOL_MAX: u32 = 50;
-/// How long every server may fail before [`DriverBackend::reach`] gives up.
-const REFUSED_LIMIT: Duration = Duration::from_secs(2);
-/// Pause between two looks at that.
-const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+/// Pause before a server is tried again that has not answered for the first time.
+const REACH_PAUSE: Duration = Duration::from_millis(100);
+/// When servers are first asked why they cannot be used, and how often after that.
+const ASK_FIRST: Duration = Duration::from_millis(500);
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// How long such a question may take, and how many servers of an address are asked.
+const ASK_LIMIT: Duration = Duration::from_secs(2);
+const ASKED_MAX: usize = 3;
+/// A server that has not even been refused for so long does not answer.
+const SILENT_AFTER: Duration = Duration::from_secs(3);
+/// How long no server may answer before the connection counts as lost.
+const LOST_AFTER: Duration = Duration::from_secs(1);
 /// How long closing may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Events per stream reply.
@@ -52,6 +63,8 @@ const REFUSED_LEVEL: [i32; 2] = [40415, 72];
 #[derive(Clone, Debug)]
 pub struct DriverBackend {
     database: Database,
+    /// What the address says; `None` = the application's handle.
+    address: Option<Arc<ClientOptions>>,
     servers: Servers,
     knowledge: Arc<Mutex<Option<Knowledge>>>,
 }
@@ -75,38 +88,89 @@ enum Levels {
     All,
 }
 
-/// The servers the driver knows, each with why it did not answer the last time.
+/// The servers the driver knows.
 #[derive(Clone, Debug, Default)]
-struct Servers(Arc<Mutex<BTreeMap<String, Option<String>>>>);
+struct Servers(Arc<watch::Sender<BTreeMap<String, Seen>>>);
+
+/// What was heard of a server the last time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Seen {
+    /// Nothing so far.
+    Not,
+    /// It answered.
+    Answering,
+    /// It did not answer, and why.
+    Failed(String),
+}
 
 impl Servers {
     fn note(&self, event: &SdamEvent) {
-        let mut servers = self.0.lock();
-        match event {
+        self.0.send_modify(|servers| match event {
             SdamEvent::ServerOpening(event) => {
-                servers.entry(event.address.to_string()).or_default();
+                servers.entry(event.address.to_string()).or_insert(Seen::Not);
             }
             SdamEvent::ServerClosed(event) => {
                 servers.remove(&event.address.to_string());
             }
             SdamEvent::ServerHeartbeatSucceeded(event) => {
-                servers.insert(event.server_address.to_string(), None);
+                servers.insert(event.server_address.to_string(), Seen::Answering);
             }
             SdamEvent::ServerHeartbeatFailed(event) => {
-                servers.insert(event.server_address.to_string(), Some(text_of(&event.failure)));
+                servers.insert(event.server_address.to_string(), Seen::Failed(text_of(&event.failure)));
             }
             _ => {}
+        });
+    }
+}
+
+/// Who does not answer, and why; `None` if one does, or may yet. Those of whom nothing was heard so far may, unless
+/// enough time has passed.
+fn silence(servers: &BTreeMap<String, Seen>, enough: bool) -> Option<String> {
+    let mut silent = Vec::new();
+    for (address, seen) in servers {
+        match seen {
+            Seen::Failed(why) => silent.push(format!("{address} ({why})")),
+            Seen::Not if enough => silent.push(address.clone()),
+            Seen::Not | Seen::Answering => return None,
         }
     }
+    (!silent.is_empty()).then(|| format!("no server answers at {}", silent.join(", ")))
+}
 
-    /// Who does not answer, and why; `None` as long as one may.
-    fn all_failed(&self) -> Option<String> {
-        let servers = self.0.lock();
-        let failed =
-            |(address, why): (&String, &Option<String>)| Some(format!("{address} ({})", why.as_ref()?));
-        let failed: Option<Vec<_>> = servers.iter().map(failed).collect();
-        failed.filter(|all| !all.is_empty()).map(|all| format!("no server answers at {}", all.join(", ")))
+/// Why a server that answers cannot be used as the address says, if that is so; `silence` says which servers do not
+/// answer that the driver goes by.
+fn contradiction(
+    address: &ClientOptions,
+    host: &str,
+    hello: &Document,
+    silence: Option<String>,
+) -> Option<String> {
+    let set = hello.get_str("setName").ok();
+    match (&address.repl_set_name, set) {
+        (Some(asked), Some(set)) if asked != set => {
+            return Some(format!(
+                "the address asks for the replica set `{asked}`, and the server at {host} is of `{set}`: write \
+                 replicaSet={set}, or leave it out"
+            ));
+        }
+        (Some(asked), None) => {
+            return Some(format!(
+                "the address asks for the replica set `{asked}`, and the server at {host} is of none: leave \
+                 replicaSet out"
+            ));
+        }
+        _ => {}
     }
+    let named = hello.get_array("hosts").ok()?;
+    let is_named = named.iter().filter_map(Bson::as_str).any(|name| name.eq_ignore_ascii_case(host));
+    if is_named || address.direct_connection == Some(true) {
+        return None;
+    }
+    Some(format!(
+        "{}, which the server at {host} names as its address: add directConnection=true to the address, or start the \
+         server with `--advertise` and a name that is known here",
+        silence?
+    ))
 }
 
 impl DriverBackend {
@@ -119,50 +183,59 @@ impl DriverBackend {
         options.connect_timeout.get_or_insert(Duration::from_secs(5));
         options.max_pool_size.get_or_insert(POOL_MAX);
         let name = database.or(options.default_database.as_deref()).unwrap_or(DEFAULT_DATABASE).to_owned();
+        let address = Some(Arc::new(options.clone()));
         let servers = Servers::default();
         let noting = servers.clone();
         options.sdam_event_handler = Some(EventHandler::callback(move |event| noting.note(&event)));
         let client = Client::with_options(options).map_err(convert)?;
-        Ok(Self { database: client.database(&name), servers, knowledge: Arc::default() })
+        Ok(Self { database: client.database(&name), address, servers, knowledge: Arc::default() })
     }
 
-    /// Waits until a server answers. The error is [`Transient`](BackendErrorKind::Transient), and says who does not
-    /// answer and why: after `limit`, or as soon as all servers have failed for two seconds. What a server that was
-    /// reached refuses is an error at once.
+    /// Waits until a server answers, for at most `limit`: then the error is [`Transient`](BackendErrorKind::Transient), and
+    /// says who does not answer and why. What a server that was reached refuses is an error at once, and soon that servers
+    /// answer and cannot be used as the address says.
     pub async fn reach(&self, limit: Duration) -> BackendResult<()> {
-        let begin = tokio::time::Instant::now();
         let ping = async {
-            let reply = self.database.run_command(doc! { "ping": 1 }).await;
-            reply.map(drop).map_err(|error| match (error.kind.as_ref(), self.servers.all_failed()) {
-                (ErrorKind::ServerSelection { .. }, Some(text)) => {
-                    BackendError::new(BackendErrorKind::Transient, text)
+            while let Err(error) = self.database.run_command(doc! { "ping": 1 }).await.map_err(convert) {
+                if !error.is_transient() {
+                    return Err(error);
                 }
-                _ => convert(error),
-            })
-        };
-        let failed = async {
-            loop {
-                tokio::time::sleep(REFUSED_PAUSE).await;
-                if begin.elapsed() >= REFUSED_LIMIT
-                    && let Some(text) = self.servers.all_failed()
-                {
-                    return BackendError::new(BackendErrorKind::Transient, text);
-                }
+                tokio::time::sleep(REACH_PAUSE).await;
             }
+            Ok(())
         };
         tokio::select! {
             reply = ping => reply,
-            error = failed => Err(error),
+            error = self.contradicted() => Err(error),
             () = tokio::time::sleep(limit) => {
-                let text = self.servers.all_failed().unwrap_or_else(|| "no server answers in time".to_owned());
+                let text = silence(&self.servers.0.borrow(), true);
+                let text = text.unwrap_or_else(|| "no server answers in time".to_owned());
                 Err(BackendError::new(BackendErrorKind::Transient, text))
+            }
+        }
+    }
+
+    /// Returns if servers answer and cannot be used as the address says, with why: for a while after the beginning,
+    /// when none can be used.
+    pub(crate) async fn contradicted(&self) -> BackendError {
+        let begin = tokio::time::Instant::now();
+        let Some(address) = &self.address else { return std::future::pending().await };
+        let mut pause = ASK_FIRST;
+        loop {
+            tokio::time::sleep(std::mem::replace(&mut pause, ASK_AGAIN)).await;
+            for host in address.hosts.iter().take(ASKED_MAX) {
+                let Some(hello) = hello_of(address, host).await else { continue };
+                let silence = silence(&self.servers.0.borrow(), begin.elapsed() >= SILENT_AFTER);
+                if let Some(text) = contradiction(address, &host.to_string(), &hello, silence) {
+                    return BackendError::new(BackendErrorKind::Other, text);
+                }
             }
         }
     }
 
     /// Uses a database handle of the application.
     pub fn new(database: Database) -> Self {
-        Self { database, servers: Servers::default(), knowledge: Arc::default() }
+        Self { database, address: None, servers: Servers::default(), knowledge: Arc::default() }
     }
 
     fn collection(&self, name: &str) -> Collection<RawDocumentBuf> {
@@ -507,11 +580,50 @@ impl Backend for DriverBackend {
         doc! { "backend": "mongodb driver", "database": self.database.name() }
     }
 
+    fn lost(&self) -> BoxFuture<'_, BackendError> {
+        async move {
+            let mut servers = self.servers.0.subscribe();
+            loop {
+                // The sender lives in `self`, so waiting cannot fail.
+                let _ = servers.wait_for(|servers| silence(servers, false).is_some()).await;
+                let answer = servers.wait_for(|servers| silence(servers, false).is_none());
+                let late = tokio::time::timeout(LOST_AFTER, answer).await.is_err();
+                let silence = silence(&self.servers.0.borrow(), false);
+                if let Some(text) = silence.filter(|_| late) {
+                    return BackendError::new(BackendErrorKind::Transient, text);
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn back(&self) -> BoxFuture<'_, ()> {
+        async move {
+            let mut servers = self.servers.0.subscribe();
+            let _ = servers.wait_for(|servers| servers.values().any(|seen| *seen == Seen::Answering)).await;
+        }
+        .boxed()
+    }
+
     /// Waits, for a while, until the driver has closed the cursors that were dropped.
     fn close(&self) -> BoxFuture<'_, ()> {
         let client = self.database.client().clone();
         tokio::time::timeout(CLOSE_LIMIT, client.shutdown().into_future()).map(drop).boxed()
     }
+}
+
+/// What one server of an address says of itself, whatever the others are; `None` if it does not answer.
+async fn hello_of(address: &ClientOptions, host: &ServerAddress) -> Option<Document> {
+    let mut options = address.clone();
+    options.hosts = vec![host.clone()];
+    options.direct_connection = Some(true);
+    options.repl_set_name = None;
+    options.server_selection_timeout = Some(ASK_LIMIT);
+    let client = Client::with_options(options).ok()?;
+    let hello = async { client.database("admin").run_command(doc! { "hello": 1 }).await };
+    let hello = tokio::time::timeout(ASK_LIMIT, hello).await.ok()?.ok();
+    client.shutdown().immediate(true).await;
+    hello
 }
 
 /// A change stream of the driver. The driver resumes it after network errors by itself.
@@ -772,9 +884,68 @@ mod tests {
         let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let uri = format!("mongodb://127.0.0.1:{port}/?directConnection=true");
         let backend = DriverBackend::connect(&uri, None, "test").await.unwrap();
-        let error = backend.reach(CALL_LIMIT).await.unwrap_err();
+        let error = backend.reach(Duration::from_millis(500)).await.unwrap_err();
         assert_eq!(error.to_string(), format!("no server answers at 127.0.0.1:{port} (connection refused)"));
         assert!(error.is_transient());
+    }
+
+    #[test]
+    fn servers_are_silent_when_none_may_answer() {
+        let check = |servers: &[(&str, Seen)], enough, expected: Option<&str>| {
+            let servers =
+                servers.iter().map(|(address, seen)| ((*address).to_owned(), seen.clone())).collect();
+            assert_eq!(silence(&servers, enough).as_deref(), expected, "{servers:?}");
+        };
+        let failed = || Seen::Failed("refused".to_owned());
+        check(&[], true, None);
+        check(
+            &[("a:1", failed()), ("b:2", failed())],
+            false,
+            Some("no server answers at a:1 (refused), b:2 (refused)"),
+        );
+        check(&[("a:1", failed()), ("b:2", Seen::Not)], false, None);
+        check(
+            &[("a:1", failed()), ("b:2", Seen::Not)],
+            true,
+            Some("no server answers at a:1 (refused), b:2"),
+        );
+        check(&[("a:1", failed()), ("b:2", Seen::Answering)], true, None);
+    }
+
+    #[test]
+    fn what_an_address_and_a_server_say_is_compared() {
+        let check = |set: Option<&str>, direct: Option<bool>, hello: Document, expected: &[&str]| {
+            let mut address = ClientOptions::default();
+            (address.repl_set_name, address.direct_connection) = (set.map(str::to_owned), direct);
+            let silence = Some("no server answers at bus1:27017 (unknown host)".to_owned());
+            let text = contradiction(&address, "10.0.0.1:27017", &hello, silence);
+            assert_eq!(text.is_some(), !expected.is_empty(), "{text:?}");
+            for part in expected {
+                assert!(text.as_ref().is_some_and(|text| text.contains(part)), "{part}: {text:?}");
+            }
+        };
+        let named = || doc! { "setName": "rs0", "hosts": ["bus1:27017"] };
+        let here = || doc! { "setName": "rs0", "hosts": ["10.0.0.1:27017"] };
+        check(Some("rs0"), None, here(), &[]);
+        check(None, None, here(), &[]);
+        check(None, Some(true), named(), &[]);
+        check(None, None, doc! {}, &[]);
+        check(Some("wrong"), None, here(), &["`wrong`", "10.0.0.1:27017 is of `rs0`", "replicaSet=rs0"]);
+        check(Some("wrong"), Some(true), here(), &["`wrong`", "`rs0`"]);
+        check(Some("wrong"), None, doc! {}, &["`wrong`", "of none"]);
+        for set in [None, Some("rs0")] {
+            check(
+                set,
+                None,
+                named(),
+                &[
+                    "at bus1:27017 (unknown host)",
+                    "10.0.0.1:27017 names",
+                    "directConnection=true",
+                    "--advertise",
+                ],
+            );
+        }
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub enum ConnectError {
     /// The address cannot be used.
     #[error("cannot use the address: {0}")]
     Address(BackendError),
-    /// No server answered: see [`BusBuilder::reach_within`](crate::BusBuilder::reach_within). Says who, and why.
+    /// No server answered (see [`BusBuilder::reach_within`](crate::BusBuilder::reach_within)), or those that do cannot be used
+    /// as the address says, which is not transient. Says who, and why.
     #[error("{0}")]
     Unreachable(BackendError),
     /// Participants of another layout use this queue, and the implementation check is strict.

@@ -30,6 +30,8 @@ const RETRY_LONGEST: Duration = Duration::from_secs(1);
 pub(crate) const CALL_RETRIES: Duration = Duration::from_secs(30);
 /// How long calls are retried on which it hangs whether a message is lost: as long as the bus runs.
 pub(crate) const WHILE_RUNNING: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// What the log calls it.
+const CONNECTION: &str = "the connection";
 /// Pause before a loop that panicked is started again.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
 
@@ -111,6 +113,8 @@ impl Node {
 
     /// Starts lanes and streams.
     pub(crate) fn start(self: &Arc<Self>) {
+        let node = self.clone();
+        self.spawn_loop("connection", move || watch_connection(node.clone()));
         self.lanes.start(self);
         if self.settings.registry {
             let node = self.clone();
@@ -267,6 +271,16 @@ impl Node {
         targets.sort_unstable();
         targets.dedup();
         Ok(targets)
+    }
+}
+
+/// Tells when the connection is lost and when it is back: calls and streams may try for long before they fail.
+async fn watch_connection(node: Arc<Node>) {
+    loop {
+        let error = node.backend.lost().await;
+        node.troubles.begin(&node.me, CONNECTION, &error);
+        node.backend.back().await;
+        node.troubles.end(&node.me, CONNECTION);
     }
 }
 

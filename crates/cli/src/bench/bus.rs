@@ -44,7 +44,7 @@ const RAMP_SENDERS: u16 = 15;
 
 /// Arguments of `bench bus`.
 #[derive(Debug, Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&[])))]
 pub struct BusBench {
     #[command(subcommand)]
     load: Load,

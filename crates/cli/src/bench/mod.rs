@@ -27,7 +27,7 @@ Examples:
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["4    a target was missed"])))]
 pub struct Bench {
     #[command(subcommand)]
     kind: Kind,
