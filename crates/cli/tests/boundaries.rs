@@ -19,6 +19,7 @@ const ALLOWED: [(&str, &[&str]); 9] = [
             "rockdove",
             "rockdove-bench",
             "rockdove-documents",
+            "rockdove-engine",
             "rockdove-journal",
             "rockdove-messages",
             "rockdove-server",

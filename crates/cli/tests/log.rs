@@ -1,5 +1,6 @@
 //! `rockdove log` on logs that are whole, in use, torn and damaged.
 
+use rockdove::{Embedded, EmbeddedOptions, Message};
 use rockdove_journal::{Journal, Level, Options, SyncPolicy, Terms};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -259,6 +260,65 @@ fn prune_removes_whole_segments_and_keeps_what_is_unread() {
 }
 
 #[test]
+fn a_folder_that_is_no_log_is_said_to_be_none() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("notes.txt");
+    std::fs::write(&file, "x").unwrap();
+    let missing = temp.path().join("nowhere");
+    let out = temp.path().join("out");
+    let none = "there is no log in";
+    for (dir, expected) in [(temp.path(), none), (file.as_path(), none), (missing.as_path(), "No such file")]
+    {
+        for args in [
+            &["info"][..],
+            &["dump"],
+            &["tail"],
+            &["verify"],
+            &["repair"],
+            &["repair", "--accept-loss"],
+            &["export", "-o", out.to_str().unwrap()],
+            &["prune", "--keep", "0"],
+        ] {
+            let refused = log(args, dir);
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!((refused.status.code(), said.lines().count()), (Some(1), 1), "{args:?}: {said}");
+            assert!(said.contains(expected) && said.contains(dir.to_str().unwrap()), "{args:?}: {said}");
+            assert!(expected != none || said.contains("*.seg"), "{said}");
+        }
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["notes.txt"], "nothing was made");
+}
+
+#[tokio::test]
+async fn what_a_bus_has_written_is_shown_as_documents() {
+    let temp = tempfile::tempdir().unwrap();
+    let store = Embedded::open_with(EmbeddedOptions::stored_in(temp.path())).unwrap();
+    let bus = store.bus().send_only().connect().await.unwrap();
+    bus.publish(Message::new("orders").value("4711")).await.unwrap();
+    bus.shutdown().await;
+    store.close().await.unwrap();
+    let dumped = lines(&["dump"], temp.path()).join("\n");
+    assert!(dumped.contains("\"effect\":\"insert\"") && dumped.contains("\"value\":\"4711\""), "{dumped}");
+    let entries: Vec<Value> = lines(&["dump", "--json"], temp.path())
+        .iter()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let effects = entries.iter().flat_map(|entry| entry["effects"].as_array().unwrap());
+    let inserted: Vec<_> = effects.filter(|effect| effect["effect"] == "insert").collect();
+    assert!(inserted.iter().any(|insert| insert["document"]["topic"] == "orders"), "{entries:?}");
+    assert!(
+        entries.iter().all(|entry| entry.get("hex").is_none() && entry.get("text").is_none()),
+        "{entries:?}"
+    );
+    let hex = lines(&["dump", "--json", "--payload", "hex"], temp.path()).join("\n");
+    assert!(hex.contains("\"hex\"") && !hex.contains("effects"), "{hex}");
+    let exported = lines(&["export"], temp.path()).join("\n");
+    assert!(exported.contains("\"hex\"") && !exported.contains("effects"), "import takes it");
+}
+
+#[test]
 fn a_closed_pipe_ends_the_output_quietly() {
     let temp = tempfile::tempdir().unwrap();
     fill(temp.path());
@@ -312,4 +372,15 @@ fn an_encrypted_and_compressed_log() {
         assert!(text.contains(problem) && text.lines().count() == 1, "{arguments:?}: {text}");
     }
     assert_eq!(lines(&["dump", "--key-file", key], &coded).len() as u64, COUNT, "nothing was added");
+    // A pipe brings the key, or is not waited for without end.
+    let pipe = dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = pipe.to_str().unwrap();
+    let refused = log(&["dump", "--key-file", pipe], &coded);
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && text.contains("no key came"), "{text}");
+    std::thread::scope(|threads| {
+        threads.spawn(|| std::fs::write(pipe, "0b".repeat(32)).unwrap());
+        assert_eq!(lines(&["dump", "--key-file", pipe], &coded).len() as u64, COUNT);
+    });
 }

@@ -9,7 +9,7 @@
 //! * Decoding checks every length against what is there and never panics.
 
 use bytes::Bytes;
-use rockdove_documents::{Doc, Timestamp};
+use rockdove_documents::{Doc, DocBuilder, Timestamp, Value, check};
 use thiserror::Error;
 
 /// Version of the batch format.
@@ -206,6 +206,80 @@ pub fn copied_into_log(doc: &Doc) -> usize {
     doc.bytes().len() - shared.map(|part| part.len()).sum::<usize>()
 }
 
+/// What a payload of the log says for people: each effect of the batch as a document, in BSON. `None` if it is no whole
+/// batch of a version that this program knows: another program's log may hold anything.
+pub fn describe_batch(payload: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let decoder = BatchDecoder::new(Bytes::copy_from_slice(payload)).ok()?;
+    let effects = decoder.map(|effect| effect.ok()?.1.describe()).collect::<Option<Vec<_>>>()?;
+    (!effects.is_empty()).then_some(effects)
+}
+
+impl Effect {
+    /// Name, collection, record, and documents under the names that `docs/format/effects.md` has for them. `None` if one
+    /// of them is no valid document.
+    fn describe(&self) -> Option<Vec<u8>> {
+        type Parts<'a> = &'a [(&'static str, Option<&'a Doc>)];
+        let describe = |name: &str, collection: Option<&u32>, record: Option<&u64>, parts: Parts<'_>| {
+            let mut out = DocBuilder::new();
+            out.append("effect", name);
+            if let Some(collection) = collection {
+                out.append("collection", i64::from(*collection));
+            }
+            if let Some(record) = record {
+                out.append("record", i64::try_from(*record).ok()?);
+            }
+            for (part, doc) in parts.iter().filter_map(|(part, doc)| Some((part, (*doc)?))) {
+                check(doc.bytes()).ok()?;
+                out.append_value(part, Value::Document(doc.raw()));
+            }
+            Some(out.into_vec())
+        };
+        match self {
+            Effect::Create { collection, info } => {
+                describe("create", Some(collection), None, &[("info", Some(info))])
+            }
+            Effect::Drop { collection } => describe("drop", Some(collection), None, &[]),
+            Effect::Rename { collection, names } => {
+                describe("rename", Some(collection), None, &[("names", Some(names))])
+            }
+            Effect::Modify { collection, options } => {
+                describe("modify", Some(collection), None, &[("options", Some(options))])
+            }
+            Effect::DropDatabase { name } => describe("dropDatabase", None, None, &[("name", Some(name))]),
+            Effect::CreateIndex { collection, spec } => {
+                describe("createIndex", Some(collection), None, &[("spec", Some(spec))])
+            }
+            Effect::DropIndex { collection, name } => {
+                describe("dropIndex", Some(collection), None, &[("name", Some(name))])
+            }
+            Effect::Insert { collection, record, doc } => {
+                describe("insert", Some(collection), Some(record), &[("document", Some(doc))])
+            }
+            Effect::Replace { collection, record, doc, before } => describe(
+                "replace",
+                Some(collection),
+                Some(record),
+                &[("document", Some(doc)), ("before", before.as_ref())],
+            ),
+            Effect::Patch { collection, record, key, description, before } => describe(
+                "patch",
+                Some(collection),
+                Some(record),
+                &[("key", Some(key)), ("description", Some(description)), ("before", before.as_ref())],
+            ),
+            Effect::Remove { collection, record, key, before } => describe(
+                "remove",
+                Some(collection),
+                Some(record),
+                &[("key", Some(key)), ("before", before.as_ref())],
+            ),
+            Effect::Retryable { statement } => {
+                describe("retryable", None, None, &[("statement", Some(statement))])
+            }
+        }
+    }
+}
+
 /// A batch read from the log: its effects in order, each with its time.
 #[derive(Debug)]
 pub struct BatchDecoder {
@@ -344,6 +418,39 @@ mod tests {
         let (times, effects): (Vec<_>, Vec<_>) = decoder.map(Result::unwrap).unzip();
         assert_eq!(effects, sample());
         assert!(times.windows(2).all(|pair| pair[1].bits() == pair[0].bits() + 1));
+    }
+
+    #[test]
+    fn every_effect_can_be_described() {
+        let described = describe_batch(&encoded(&sample())).unwrap();
+        let name = |effect: &Vec<u8>| {
+            let effect = Doc::new(Bytes::copy_from_slice(effect)).unwrap();
+            effect.get("effect").and_then(|name| name.as_str().map(str::to_owned)).unwrap()
+        };
+        let names: Vec<_> = described.iter().map(name).collect();
+        assert_eq!(
+            names.join(" "),
+            "create createIndex insert replace patch remove retryable rename modify dropIndex drop dropDatabase"
+        );
+        let insert = Doc::new(Bytes::copy_from_slice(&described[2])).unwrap();
+        let expected = doc! {
+            "effect": "insert", "collection": 1_i64, "record": 9_i64,
+            "document": doc! { "_id": 7, "text": "x".repeat(300) },
+        };
+        assert_eq!(insert, expected);
+    }
+
+    #[test]
+    fn what_is_no_batch_is_not_described() {
+        let batch = encoded(&sample());
+        assert_eq!(describe_batch(&batch[..HEADER_BYTES]), None, "no effect");
+        assert_eq!(describe_batch(&batch[..batch.len() - 1]), None);
+        let mut damaged = encoded(&[Effect::Insert { collection: 1, record: 1, doc: doc! { "a": true } }]);
+        *damaged.last_mut().unwrap() = 1; // a document ends with zero
+        assert_eq!(describe_batch(&damaged), None);
+        for other in [&b""[..], b"\x01", b"text", &[9; 40]] {
+            assert_eq!(describe_batch(other), None);
+        }
     }
 
     #[test]

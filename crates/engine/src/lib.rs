@@ -57,7 +57,7 @@ mod trie;
 pub use clock::Clock;
 pub use collection::{Capped, Collection, CollectionInfo, View as ViewDefinition};
 pub use command::*;
-pub use effects::copied_into_log;
+pub use effects::{copied_into_log, describe_batch};
 pub use engine::{Engine, Options, StartAt};
 pub use event::{BeforeChange, FullDocument, Token, TokenKind, View};
 pub use feed::{Batch, ChangeStream, FeedStats};

@@ -85,7 +85,7 @@ impl Import {
         let compression = self.compress.map(|level| Compression::Zstd { level });
         let codec = Codec { compression, key: self.key.key()? };
         let options = Options { sync: SyncPolicy::Never, codec, ..Options::default() };
-        let (_, mut writer, _) = Journal::open(self.place.folder(), options)?;
+        let (_, mut writer, _) = Journal::open(self.place.folder()?, options)?;
         let bar = ProgressBar::no_length().with_style(ProgressStyle::with_template("{human_pos} entries")?);
         let mut count = 0u64;
         for (line, number) in input.lines().zip(1u64..) {

@@ -36,7 +36,7 @@ impl Info {
         let entries: u64 = found.segments.iter().map(|s| s.entries).sum();
         let value: u128 = found.segments.iter().map(|s| s.value).sum();
         writeln!(out, "log        {}", hex(&found.log_id))?;
-        writeln!(out, "folder     {}", self.place.folder().display())?;
+        writeln!(out, "folder     {}", self.place.folder()?.display())?;
         let state = if found.in_use {
             "open in another process"
         } else if found.clean {

@@ -14,9 +14,11 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use rockdove_journal::disk::{Disk, RealDisk};
 use rockdove_journal::{Key, LogView};
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,13 +84,15 @@ struct Place {
     dir: PathBuf,
 }
 
-/// The key of an encrypted log.
 /// More than a key is not read.
 const KEY_FILE_BYTES_MAX: u64 = 1024;
+/// What a pipe brings must have come by then.
+const KEY_FILE_WAIT: Duration = Duration::from_secs(5);
 
+/// The key of an encrypted log.
 #[derive(Args)]
 struct KeyFile {
-    /// File with the key of an encrypted log: 64 hexadecimal digits
+    /// File with the key of an encrypted log, or a pipe that brings it: 64 hexadecimal digits
     #[arg(long, value_name = "FILE", env = "ROCKDOVE_KEY_FILE")]
     key_file: Option<PathBuf>,
 }
@@ -96,17 +100,14 @@ struct KeyFile {
 impl KeyFile {
     fn key(&self) -> anyhow::Result<Option<Key>> {
         let Some(path) = &self.key_file else { return Ok(None) };
-        let mut text = String::new();
-        let read = std::fs::File::open(path)
-            .and_then(|file| file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text));
-        read.with_context(|| format!("cannot read {}", path.display()))?;
+        let text = read_key(path.clone()).with_context(|| format!("cannot read {}", path.display()))?;
         let key = text.trim_end().parse().with_context(|| path.display().to_string())?;
         Ok(Some(key))
     }
 
     /// The log for reading.
     fn view(&self, place: &Place) -> anyhow::Result<LogView> {
-        let view = LogView::open(place.folder())?;
+        let view = LogView::open(place.existing()?)?;
         Ok(match self.key()? {
             Some(key) => view.with_key(key)?,
             None => view,
@@ -114,15 +115,41 @@ impl KeyFile {
     }
 }
 
+/// Reads on a thread of its own: a pipe without a writer can be waited for without end.
+fn read_key(path: PathBuf) -> io::Result<String> {
+    let (sender, text) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text));
+        // Nobody hears it who has given up waiting.
+        let _ = sender.send(read.map(|_| text));
+    });
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no key came within {KEY_FILE_WAIT:?}"));
+    text.recv_timeout(KEY_FILE_WAIT).unwrap_or_else(|_| Err(late()))
+}
+
 impl Place {
-    /// The log's own folder.
-    fn folder(&self) -> PathBuf {
+    /// The log's own folder, also where there is no log yet.
+    fn folder(&self) -> io::Result<PathBuf> {
         let inner = self.dir.join("log");
-        if has_log(&inner) && !has_log(&self.dir) { inner } else { self.dir.clone() }
+        Ok(if has_log(&inner)? && !has_log(&self.dir)? { inner } else { self.dir.clone() })
+    }
+
+    /// The log's own folder, in which there is one.
+    fn existing(&self) -> anyhow::Result<PathBuf> {
+        let dir = self.dir.display();
+        let found = std::fs::metadata(&self.dir).and_then(|_| self.folder());
+        let folder = found.with_context(|| format!("cannot open the folder {dir}"))?;
+        anyhow::ensure!(
+            has_log(&folder)?,
+            "there is no log in {dir}: the folder of a log has files *.seg and a file `state`, a data folder of \
+             `rockdove serve` has them in its folder `log`"
+        );
+        Ok(folder)
     }
 
     fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
-        let folder = self.folder();
+        let folder = self.existing()?;
         let disk = RealDisk::existing(&folder)
             .map_err(|error| anyhow::anyhow!("cannot open the folder {}: {error}", folder.display()))?;
         Ok(Arc::new(disk))
@@ -130,7 +157,18 @@ impl Place {
 }
 
 /// Whether there are files of a log, whole or not.
-fn has_log(dir: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(dir) else { return false };
-    entries.flatten().any(|e| e.file_name() == "state" || e.path().extension().is_some_and(|x| x == "seg"))
+fn has_log(dir: &Path) -> io::Result<bool> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(false);
+        }
+        entries => entries?,
+    };
+    for entry in entries {
+        let name = entry?.file_name();
+        if name == "state" || Path::new(&name).extension().is_some_and(|extension| extension == "seg") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -2,7 +2,7 @@
 
 use super::range::{age, human_size, now_ns, size};
 use super::{KeyFile, Place};
-use crate::exit::Exit;
+use crate::exit::{Exit, Misused};
 use anyhow::bail;
 use clap::Args;
 use rockdove_journal::{Codec, Journal, Options, Retention, SyncPolicy};
@@ -41,13 +41,10 @@ pub struct Prune {
 impl Prune {
     pub fn run(self) -> anyhow::Result<Exit> {
         if self.age.is_none() && self.keep.is_none() && self.before_index.is_none() {
-            bail!("say what to remove: --age, --keep or --before-index");
+            bail!(Misused("say what to remove: --age, --keep or --before-index".to_owned()));
         }
-        if self.place.folder() != self.place.dir {
+        if self.place.existing()? != self.place.dir {
             bail!("the log of a bus is shortened by the bus: its state depends on it");
-        }
-        if !super::has_log(&self.place.dir) {
-            bail!("there is no log in {}", self.place.dir.display());
         }
         let options = Options {
             sync: SyncPolicy::Never,

@@ -4,6 +4,7 @@ use super::inspect::hex;
 use super::range::{Range, human_size, show_time};
 use super::{KeyFile, Place};
 use crate::exit::Exit;
+use bson::{Bson, Document, RawDocument};
 use clap::{Args, ValueEnum};
 use rockdove_journal::EntryRef;
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How payloads are shown.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Payload {
-    /// Text where it is text, hexadecimal digits otherwise
+    /// What a bus has written as JSON, text where it is text, hexadecimal digits otherwise
     Auto,
     /// Hexadecimal digits
     Hex,
@@ -127,17 +128,26 @@ impl Style {
         if let Some(level) = level {
             write!(out, "  {level}")?;
         }
-        match (self.payload, text_of(payload)) {
-            (Payload::Auto, Some(text)) => writeln!(out, "  {text}"),
-            (Payload::Size, _) => writeln!(out, "  {}", human_size(payload.len() as u64)),
-            _ => writeln!(out, "  {}", hex(payload)),
+        match self.payload {
+            Payload::Size => writeln!(out, "  {}", human_size(payload.len() as u64)),
+            Payload::Hex => writeln!(out, "  {}", hex(payload)),
+            Payload::Auto => match (text_of(payload), effects_of(payload)) {
+                (Some(text), _) => writeln!(out, "  {text}"),
+                (None, Some(effects)) => writeln!(out, "  {effects}"),
+                (None, None) => writeln!(out, "  {}", hex(payload)),
+            },
         }
     }
 
     fn as_json(&self, entry: &EntryRef<'_>) -> Value {
         let mut value = as_json(entry);
         match self.payload {
-            Payload::Auto => {}
+            Payload::Auto => {
+                if let Some(effects) = effects_of(entry.payload) {
+                    value["effects"] = effects;
+                    value.as_object_mut().map(|fields| (fields.remove("text"), fields.remove("hex")));
+                }
+            }
             Payload::Hex => {
                 value["hex"] = hex(entry.payload).into();
                 value.as_object_mut().map(|fields| fields.remove("text"));
@@ -163,6 +173,16 @@ pub fn as_json(entry: &EntryRef<'_>) -> Value {
         Err(_) => fields["hex"] = hex(payload).into(),
     }
     fields
+}
+
+/// What a bus did, if the payload is a batch of its effects.
+fn effects_of(payload: &[u8]) -> Option<Value> {
+    let effects = rockdove_engine::describe_batch(payload)?;
+    let json = |effect: &Vec<u8>| {
+        let effect = RawDocument::from_bytes(effect).and_then(Document::try_from).ok()?;
+        Some(Bson::Document(effect).into_relaxed_extjson())
+    };
+    effects.iter().map(json).collect()
 }
 
 /// The payload if it is text that a terminal shows on one line.
