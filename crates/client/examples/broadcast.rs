@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let bus = place.bus(id).connect().await?;
         let heard = heard.clone();
         bus.subscribe("orders.created", move |order| {
-            println!("{id} heard of order {:?} from {}", order.value, order.sender);
+            println!("{id} heard of order {} from {}", order.value.as_deref().unwrap_or("?"), order.sender);
             let heard = heard.clone();
             async move { Ok(heard.send(id).await?) }
         })

@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let command = tokio::time::timeout(Duration::from_secs(10), commands.next()).await?;
     let command = command.ok_or("the bus stopped")?;
-    println!("node-7 clears {:?}", command.value);
+    println!("node-7 clears {}", command.value.as_deref().unwrap_or("everything"));
     command.done();
     node.shutdown().await;
     control.shutdown().await;

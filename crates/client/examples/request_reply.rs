@@ -25,18 +25,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     shop.ready().await;
     let question = || Message::new("stock.wanted").value("article 12");
+    let pieces = |answer: &Message| {
+        answer.map_value.as_ref().and_then(|map| map.get_i32("pieces").ok()).unwrap_or_default()
+    };
 
     let first = shop.request_first(question(), Duration::from_secs(10)).await?;
-    println!("first: {} has {:?}", first.sender, first.map_value);
+    println!("first: {} has {} pieces", first.sender, pieces(&first));
 
     for answer in shop.request_all(question(), depots.len(), Duration::from_secs(10)).await? {
-        println!("all:   {} has {:?}", answer.sender, answer.map_value);
+        println!("all:   {} has {} pieces", answer.sender, pieces(&answer));
     }
 
     let mut answers = shop.request_stream(question(), Duration::from_millis(500)).await?;
     while let Some(answer) = answers.next().await {
         let answer = answer?;
-        println!("as it comes: {} has {:?}", answer.sender, answer.map_value);
+        println!("as it comes: {} has {} pieces", answer.sender, pieces(&answer));
     }
     for bus in depots.iter().chain([&shop]) {
         bus.shutdown().await;

@@ -20,12 +20,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let question = Message::new(&operator.settings().status_info_topic);
     for answer in operator.request_all(question, 0, Duration::from_secs(1)).await? {
         let status = answer.map_value.unwrap_or_default();
-        println!(
-            "{} on {:?}: {:?}",
-            answer.sender,
-            answer.sender_host,
-            status.get("message_listeners_by_name")
-        );
+        let listeners = status.get_document("message_listeners_by_name").cloned().unwrap_or_default();
+        let topics: Vec<_> = listeners.keys().map(String::as_str).collect();
+        let host = answer.sender_host.as_deref().unwrap_or("an unknown host");
+        println!("{} on {host} listens to {}", answer.sender, topics.join(", "));
     }
     for participant in operator.participants().await? {
         println!(
