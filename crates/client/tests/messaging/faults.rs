@@ -249,6 +249,51 @@ in_every_layout! {
         eventually("released", || fake.locks().is_empty()).await;
     }
 
+    // A poll was read before the message was processed, and comes back after. Nothing of the message is to be done again,
+    // whatever is left of it: nothing, the message with its mark, or the message that its sender has sent again.
+    async fn a_poll_that_comes_late_repeats_nothing(every) {
+        for (at_once, directed) in [(false, false), (false, true), (true, false), (true, true)] {
+            for delete in [Some(Duration::ZERO), Some(Duration::from_secs(60)), None] {
+                let fake = every.another();
+                if at_once {
+                    fake.claim_at_once();
+                }
+                let (a, id) = (fake.connect("a").await, MessageId::generate());
+                let (b, count) = counting(&fake, "b").await;
+                let mut message = Message::new("t").with_id(id.clone()).exclusive(true).never_expires();
+                if let Some(delay) = delete {
+                    message = message.delete_after_processing(delay);
+                }
+                let (message, collection) = match directed {
+                    true => (message.to("b"), fake.names().directed("b").unwrap()),
+                    false => (message, fake.topic()),
+                };
+                fake.hold_events();
+                let late = fake.delay_find_of(&id);
+                a.publish(message).await.unwrap();
+                let sent = fake.raw(&id).unwrap();
+                b.poll_now();
+                eventually("the poll has found it", || fake.has_found()).await;
+                fake.release_events();
+                let case = format!("directed {directed}, delete {delete:?}, at once {at_once}");
+                eventually(&case, || b.status().in_progress == 0 && count.load(Ordering::SeqCst) == 1).await;
+                if fake.raw(&id).is_none() {
+                    fake.store(&collection, sent);
+                }
+                let polls = fake.calls("find", &collection);
+                late.notify_one();
+                eventually("the lane polls again", || {
+                    b.poll_now();
+                    fake.calls("find", &collection) > polls + 1
+                })
+                .await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                assert_eq!(count.load(Ordering::SeqCst), 1, "{case}");
+                in_time("shutdown", async { tokio::join!(a.shutdown(), b.shutdown()) }).await;
+            }
+        }
+    }
+
     async fn a_message_marked_between_lock_and_mark_is_not_processed(fake) {
         let a = fake.connect("a").await;
         let (b, count) = counting(&fake, "b").await;
