@@ -4,6 +4,7 @@ use crate::message::{indexes, message, write};
 use crate::quantile::quantile;
 use crate::report::{Report, Target};
 use anyhow::{Result, ensure};
+use memmap2::MmapMut;
 use rockdove_engine::{Ack, Definition, Engine, Namespace, Options, Statement, SyncPolicy};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
@@ -15,12 +16,29 @@ const BATCH: u64 = 100;
 /// Writes that are under way at one time.
 const IN_FLIGHT: usize = 4;
 
+/// More than a stored message, its part of the log and of a checkpoint take.
+const BYTES_PER_MESSAGE: u64 = 8 << 10;
+const PAGE_BYTES: usize = 4096;
+
+/// Has memory in hand for so many messages, as a machine has that has run for a while: what a virtual machine uses for the
+/// first time its host has to find and clear, which is no cost of the engine. At most half of what is free is touched.
+fn touch_memory(messages: u64) -> Result<()> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next());
+    let free: u64 = free.unwrap_or("0").parse()?;
+    let bytes = messages.saturating_mul(BYTES_PER_MESSAGE).min(free * 1024 / 2);
+    let mut memory = MmapMut::map_anon(usize::try_from(bytes)?.max(PAGE_BYTES))?;
+    memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
+    Ok(())
+}
+
 /// Measures inserts of messages with the journal on and no sync, up to `count` stored documents.
 ///
 /// The rate is inserts for a second of processor time of the whole process (all threads, the system's share
 /// included, making the messages excluded): what one core does, however busy the machine is.
 pub async fn inserts(count: u64) -> Result<Report> {
     ensure!(count > 0, "nothing to measure");
+    tokio::task::spawn_blocking(move || touch_memory(count)).await??;
     let dir = tempfile::tempdir()?;
     let options = Options { sync: SyncPolicy::Never, ..Options::stored_in(dir.path()) };
     let engine = tokio::task::spawn_blocking(move || Engine::open(options)).await??;
