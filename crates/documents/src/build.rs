@@ -384,8 +384,8 @@ mod tests {
             builder.into_vec()
         };
         assert_eq!(check(&nested(crate::MAX_DEPTH)), Ok(()));
-        assert_eq!(check(&nested(crate::MAX_DEPTH + 1)), Err(Malformed::TooDeep));
-        assert_eq!(check(&nested(100_000)), Err(Malformed::TooDeep));
+        assert_eq!(check(&nested(crate::MAX_DEPTH + 1)), Err(Malformed::TooDeep(crate::MAX_DEPTH)));
+        assert_eq!(check(&nested(100_000)), Err(Malformed::TooDeep(crate::MAX_DEPTH)));
     }
 
     proptest::proptest! {

@@ -1,14 +1,18 @@
 //! The check that outside bytes pass before anything reads them: one pass, no recursion, no allocation
 //! that a length in the bytes could choose.
 
-use crate::doc::{Element, step};
-use thiserror::Error;
+use crate::doc::{Element, RawDoc, step};
+use crate::value::Value;
+use crate::{Error, code};
 
-/// Deepest nesting accepted: the document itself is level 1.
+/// Deepest nesting of a stored document, which itself is level 1.
 pub const MAX_DEPTH: usize = 100;
 
+/// The least that one more level takes: type byte and empty name of what is nested, its length and terminator.
+const LEVEL_BYTES: usize = 7;
+
 /// Why bytes are not a BSON document.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Malformed {
     /// A length, terminator or type byte is wrong.
     #[error("invalid BSON: a length, a terminator or a type byte is wrong")]
@@ -16,14 +20,19 @@ pub enum Malformed {
     /// A name or string is not UTF-8.
     #[error("invalid BSON: a string is not valid UTF-8")]
     Utf8,
-    /// Nested deeper than [`MAX_DEPTH`].
-    #[error("invalid BSON: documents nest deeper than {MAX_DEPTH} levels")]
-    TooDeep,
+    /// Nested deeper than so many levels.
+    #[error("invalid BSON: documents nest deeper than {0} levels")]
+    TooDeep(usize),
 }
 
 /// Checks that `bytes` are exactly one BSON document: every length and terminator, UTF-8 of names and
 /// strings, known types, nesting of at most [`MAX_DEPTH`].
 pub fn check(bytes: &[u8]) -> Result<(), Malformed> {
+    check_within(bytes, MAX_DEPTH)
+}
+
+/// The same with nesting of at most so many levels: for what has documents inside.
+pub(crate) fn check_within(bytes: &[u8], levels_max: usize) -> Result<(), Malformed> {
     let mut open = Vec::with_capacity(8); // the unread rest of each level
     open.push(body(bytes)?);
     while let Some(rest) = open.pop() {
@@ -33,13 +42,38 @@ pub fn check(bytes: &[u8]) -> Result<(), Malformed> {
         let (element, rest) = step(rest).ok_or(Malformed::Structure)?;
         open.push(rest);
         if let Some(nested) = check_element(&element)? {
-            if open.len() >= MAX_DEPTH {
-                return Err(Malformed::TooDeep);
+            if open.len() >= levels_max {
+                return Err(Malformed::TooDeep(levels_max));
             }
             open.push(nested);
         }
     }
     Ok(())
+}
+
+/// Refuses to store a document that nests deeper than [`MAX_DEPTH`].
+pub fn check_depth(doc: RawDoc<'_>) -> crate::Result<()> {
+    match nests_deeper(doc, MAX_DEPTH) {
+        false => Ok(()),
+        true => {
+            let message = format!("Document exceeds maximum nesting depth of {MAX_DEPTH}");
+            Err(Error::new(code::OVERFLOW, message))
+        }
+    }
+}
+
+/// Whether a document has more levels than this. Looks only into what has the bytes for them.
+fn nests_deeper(doc: RawDoc<'_>, levels: usize) -> bool {
+    let nested = |element: Element<'_>| match element.kind_byte() {
+        0x03 | 0x04 | 0x0F => match element.value() {
+            Value::Document(inner) | Value::Array(inner) | Value::CodeWithScope { scope: inner, .. } => {
+                levels == 1 || nests_deeper(inner, levels - 1)
+            }
+            _ => false,
+        },
+        _ => false,
+    };
+    doc.bytes().len() > levels * LEVEL_BYTES && doc.iter().any(nested)
 }
 
 /// The elements of a document: its bytes without length and terminator.
@@ -97,4 +131,57 @@ fn check_code_with_scope(raw: &[u8]) -> Result<&[u8], Malformed> {
 
 fn utf8(bytes: &[u8]) -> Result<(), Malformed> {
     std::str::from_utf8(bytes).map(drop).map_err(|_| Malformed::Utf8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Doc, DocBuilder, Owned, doc};
+
+    /// A document of so many levels, of arrays, documents and scopes, as short as can be or with more around.
+    fn nested(levels: usize, padded: bool) -> Doc {
+        let mut doc = Doc::empty();
+        for level in 1..levels {
+            let mut outer = DocBuilder::new();
+            if padded && level > 5 {
+                outer.append("before", "x".repeat(20)).append("other", doc! { "a": [1, { "b": 2 }] });
+            }
+            match level % 3 {
+                0 => outer.append_value("", Value::Array(doc.raw())),
+                1 => outer.append_value("", Value::Document(doc.raw())),
+                _ => outer.append("", Owned::CodeWithScope { code: "".into(), scope: doc.clone() }),
+            };
+            doc = outer.finish();
+        }
+        doc
+    }
+
+    #[test]
+    fn a_documents_own_levels_count() {
+        for padded in [false, true] {
+            for levels in [1, 5, MAX_DEPTH - 1, MAX_DEPTH] {
+                assert_eq!(check_depth(nested(levels, padded).raw()), Ok(()), "{levels}");
+            }
+            for levels in [MAX_DEPTH + 1, 2 * MAX_DEPTH] {
+                let refused = check_depth(nested(levels, padded).raw()).unwrap_err();
+                assert_eq!(refused.code.number, 15, "{levels}");
+            }
+        }
+        let mut arrays = Doc::empty();
+        for _ in 0..MAX_DEPTH {
+            let mut outer = DocBuilder::new();
+            outer.append_value("", Value::Array(arrays.raw()));
+            arrays = outer.finish();
+        }
+        assert_eq!(arrays.bytes().len(), 5 + MAX_DEPTH * LEVEL_BYTES);
+        assert!(check_depth(arrays.raw()).is_err(), "as short as can be");
+    }
+
+    #[test]
+    fn what_is_around_may_have_levels_of_its_own() {
+        let bytes = |levels| nested(levels, false).into_bytes();
+        assert!(Doc::new_within(bytes(120), 120).is_ok());
+        assert_eq!(Doc::new_within(bytes(121), 120).unwrap_err(), Malformed::TooDeep(120));
+        assert_eq!(Doc::new(bytes(101)).unwrap_err(), Malformed::TooDeep(MAX_DEPTH));
+    }
 }

@@ -1,6 +1,6 @@
 //! Documents as shared bytes, and the lazy walk over their elements.
 
-use crate::check::{Malformed, check};
+use crate::check::{MAX_DEPTH, Malformed, check_within};
 use crate::value::{Kind, Value, decode};
 use bytes::Bytes;
 use std::fmt;
@@ -15,7 +15,12 @@ pub struct Doc(Bytes);
 impl Doc {
     /// Checks `bytes` and makes them a document.
     pub fn new(bytes: Bytes) -> Result<Doc, Malformed> {
-        check(&bytes)?;
+        Doc::new_within(bytes, MAX_DEPTH)
+    }
+
+    /// The same for what has documents inside, such as a command: it may nest up to so many levels.
+    pub fn new_within(bytes: Bytes, levels_max: usize) -> Result<Doc, Malformed> {
+        check_within(&bytes, levels_max)?;
         Ok(Doc(bytes))
     }
 

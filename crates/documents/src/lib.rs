@@ -20,7 +20,7 @@ mod types;
 mod value;
 
 pub use build::DocBuilder;
-pub use check::{MAX_DEPTH, Malformed, check};
+pub use check::{MAX_DEPTH, Malformed, check, check_depth};
 pub use doc::{Doc, Element, Iter, RawDoc};
 pub use error::{Code, Error, Result, code};
 pub use scanned::Scanned;

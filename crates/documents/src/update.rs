@@ -28,7 +28,7 @@ use crate::diff::{UpdateDescription, diff};
 use crate::expr::Variables;
 use crate::pipeline::{Environment, Pipeline};
 use crate::show::show;
-use crate::{Doc, Error, MAX_DEPTH, RawDoc, Result, Timestamp, Value, check, code};
+use crate::{Doc, Error, RawDoc, Result, Timestamp, Value, check_depth, code};
 use run::ArrayFilter;
 use std::sync::Arc;
 
@@ -124,6 +124,7 @@ impl Update {
 
     fn replace(&self, doc: RawDoc<'_>, replacement: RawDoc<'_>) -> Result<Applied> {
         let new = replace::with_id_of(doc, replacement, self.timestamp);
+        check_depth(new.raw())?;
         Ok(Applied { changed: new.bytes()[..] != *doc.bytes(), doc: new, description: None })
     }
 
@@ -148,7 +149,7 @@ impl Update {
         }
         let outcome = run(&operators.fields, &scope)?;
         if operators.may_deepen && outcome.changed {
-            check_depth(&outcome.doc)?;
+            check_depth(outcome.doc.raw())?;
         }
         let description = outcome.changed.then_some(outcome.description);
         Ok(Applied { doc: outcome.doc, changed: outcome.changed, description })
@@ -162,7 +163,7 @@ impl Update {
             check_id(id)?;
         }
         let new = replace::with_id_of(doc, new.raw(), Timestamp { time: u32::MAX, increment: u32::MAX });
-        check_depth(&new)?;
+        check_depth(new.raw())?;
         let changed = new.bytes()[..] != *doc.bytes();
         let description = if changed { diff(doc, new.raw()) } else { None };
         Ok(Applied { doc: new, changed, description })
@@ -203,13 +204,4 @@ fn keep_id(old: RawDoc<'_>, new: RawDoc<'_>, operators: bool) -> Result<()> {
         _ => "Performing an update on the path '_id' would modify the immutable field '_id'".into(),
     };
     Err(Error::new(code::IMMUTABLE_FIELD, text))
-}
-
-fn check_depth(doc: &Doc) -> Result<()> {
-    match check(doc.bytes()) {
-        Err(crate::Malformed::TooDeep) => {
-            Err(Error::new(code::OVERFLOW, format!("Document exceeds maximum nesting depth of {MAX_DEPTH}")))
-        }
-        _ => Ok(()),
-    }
 }

@@ -15,7 +15,7 @@ use crate::sessions::Sessions;
 use crate::state::{Dropped, State, describe, uuid_of};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
-use rockdove_documents::{Doc, DocBuilder, RawDoc, Timestamp, Value, doc};
+use rockdove_documents::{Doc, DocBuilder, MAX_DEPTH, RawDoc, Timestamp, Value, doc};
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -28,6 +28,8 @@ const SUFFIX: &str = ".checkpoint";
 const TEMPORARY: &str = "checkpoint.tmp";
 /// Longest record accepted: a document of the largest size and its frame.
 const RECORD_BYTES_MAX: usize = 48 << 20;
+/// Deepest nesting of a record: it has documents inside, or what a command had, which are not held to it here.
+const LEVELS_MAX: usize = 2 * MAX_DEPTH;
 
 /// Bytes of a record before its document.
 const RECORD_HEAD_BYTES: usize = 1 + 8;
@@ -276,7 +278,7 @@ impl<R: Read> Source<R> {
         bytes[..4].copy_from_slice(&length);
         self.fill(&mut bytes[4..])?;
         // The checksum comes last: until then the bytes may be anything.
-        Doc::new(Bytes::from(bytes)).map_err(|error| self.damaged(error.to_string()))
+        Doc::new_within(Bytes::from(bytes), LEVELS_MAX).map_err(|error| self.damaged(error.to_string()))
     }
 }
 
@@ -405,6 +407,8 @@ fn collection(number: u32, doc: RawDoc<'_>) -> Result<Collection, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Retry;
+    use crate::sessions::{self, Done, Stored};
 
     /// The bytes of a checkpoint with one collection, which has two indexes and three documents.
     fn whole() -> Vec<u8> {
@@ -450,5 +454,30 @@ mod tests {
                 assert!(load_of(&bytes).is_err(), "{flip:#x} at {at}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_as_deep_as_it_may_be_is_read_again() {
+        let nested = |levels: usize| (1..levels).fold(doc! {}, |inner, _| doc! { "a": inner });
+        // In a command of as many levels as the protocol lets through.
+        let options = doc! { "validator": (nested(119)) };
+        let info =
+            CollectionInfo::new(2, Namespace::parse("a.b").unwrap(), [7; 16], options.clone()).unwrap();
+        let mut collection = Collection::new(info);
+        let deepest = nested(MAX_DEPTH);
+        collection.insert(1, deepest.clone(), &mut Scratch::default()).unwrap();
+        let mut state = State::default();
+        state.restore(collection, Timestamp { time: 5, increment: 6 });
+        let result = Stored::Found { value: Some(deepest.clone()), found: true, upserted: None };
+        let done = Done { first: 0, count: 1, result: result.clone() };
+        let retry = Retry { session: Bytes::from_static(b"s"), number: 1, statements: vec![] };
+        let session = sessions::describe(&retry.session, retry.number, 5, &[done]);
+        let dir = tempfile::tempdir().unwrap();
+        let data = CheckpointData { state, sessions: vec![session], index: 3, wanted_from: 3 };
+        save(dir.path(), &data, Lineage { epoch: 8, history_after: Timestamp::default() }).unwrap();
+        let loaded = load(dir.path()).unwrap().expect("it was written");
+        let collection = loaded.state.collections().next().unwrap();
+        assert_eq!((collection.get(1), &collection.info.options), (Some(&deepest), &options));
+        assert_eq!(loaded.sessions.recall(&retry, 0), Ok(Some(result)));
     }
 }

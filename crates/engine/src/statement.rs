@@ -21,7 +21,8 @@ use rockdove_documents::key::{Direction, encode_key};
 use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, check_id, upsert_document};
 use rockdove_documents::{
-    Doc, DocBuilder, Element, Error, ObjectId, Owned, RawDoc, Result, Timestamp, Value, code, doc,
+    Doc, DocBuilder, Element, Error, ObjectId, Owned, RawDoc, Result, Timestamp, Value, check_depth, code,
+    doc,
 };
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ struct Hit {
     positional: Option<usize>,
 }
 
-/// Gives a document an `_id` in first place and checks its size. Called before the sequencer sees it.
+/// Gives a document an `_id` in first place and checks its size and depth. Called before the sequencer sees it.
 pub fn prepare_insert(doc: Doc, new_id: impl FnOnce() -> ObjectId) -> Result<Doc> {
     let doc = match doc.raw().iter().next() {
         Some(first) if first.key_bytes() == b"_id" => own_memory(doc),
@@ -50,6 +51,7 @@ pub fn prepare_insert(doc: Doc, new_id: impl FnOnce() -> ObjectId) -> Result<Doc
     };
     check_id(doc.get("_id").unwrap_or(Value::Null))?;
     check_size(&doc)?;
+    check_depth(doc.raw())?;
     Ok(doc)
 }
 
@@ -390,7 +392,8 @@ pub fn find_and_modify(
     let shown = |doc: &Doc, positional| match &command.projection {
         Some(projection) => {
             let shown = during(interrupt, || projection.apply(doc, positional))?;
-            check_shown_size(&shown).map(|()| shown)
+            check_shown_size(&shown)?;
+            check_depth(shown.raw()).map(|()| shown) // it may be kept, for a repetition
         }
         None => Ok(doc.clone()),
     };

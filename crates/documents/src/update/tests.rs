@@ -323,6 +323,28 @@ fn errors() {
     assert!(try_update(&doc! {}, update(doc! {}), None).is_ok());
 }
 
+/// Whatever an update does: what it makes has its levels and no more.
+#[test]
+fn no_result_nests_too_deep() {
+    let nested = |levels: usize| (1..levels).fold(doc! {}, |inner, _| doc! { "a": inner });
+    let path = |levels: usize| vec!["a"; levels].join(".");
+    let upsert = |update: Doc, path: &str, value: Doc| {
+        let update = Update::parse(update.to_value(), None, &options()).unwrap();
+        upsert_document(&[(path.to_string(), value.to_value().to_owned())], &update, ObjectId([1; 12]))
+    };
+    for (levels, code) in [(100, None), (101, Some(15)), (119, Some(15))] {
+        let code_of = |result: Result<Doc>| result.err().map(|error| error.code.number);
+        let updated = |update: Doc| code_of(try_update(&doc! { "b": 1 }, update, None).map(|done| done.doc));
+        assert_eq!(updated(nested(levels)), code, "a replacement of {levels}");
+        assert_eq!(updated(doc! { "$set": { "a": nested(levels - 1) } }), code);
+        assert_eq!(updated(doc! { "$push": { "a": nested(levels - 2) } }), code);
+        let set = doc! { "$set": { "b": 1 } };
+        assert_eq!(code_of(upsert(set.clone(), "a", nested(levels - 1))), code, "an equality of the query");
+        assert_eq!(code_of(upsert(set, &path(60), nested(levels - 60))), code);
+        assert_eq!(code_of(upsert(nested(levels), "b", doc! {})), code);
+    }
+}
+
 #[test]
 fn replacements() {
     let replaced = |old: Doc, new: Doc| try_update(&old, &new, None).unwrap();

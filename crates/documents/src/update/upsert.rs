@@ -2,7 +2,7 @@
 
 use super::Update;
 use crate::update::{ChildOrder, Fields, Op, Scope, run};
-use crate::{Code, Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result};
+use crate::{Code, Doc, DocBuilder, Error, ObjectId, Owned, RawDoc, Result, check_depth};
 
 const NOT_SINGLE_VALUE_FIELD: Code = Code { number: 54, name: "NotSingleValueField" };
 const NOT_EXACT_VALUE_FIELD: Code = Code { number: 111, name: "NotExactValueField" };
@@ -43,6 +43,7 @@ pub fn upsert_document(
     if let Some(id) = applied.doc.get("_id") {
         super::replace::check_id(id)?;
     }
+    check_depth(applied.doc.raw())?;
     Ok(id_first(applied.doc, generated_id))
 }
 

@@ -816,6 +816,83 @@ async fn results_of_a_pipeline_can_be_written() {
 }
 
 #[tokio::test]
+async fn results_do_not_go_into_what_is_the_servers() {
+    let mut peer = Peer::connect(&server());
+    fill(&mut peer, 1).await;
+    for (db, collection, codes) in [
+        ("db", "system.views", (17385, 31319)),
+        ("db", "system.x", (17385, 31319)),
+        ("admin", "system.users", (17385, 31319)),
+        ("admin", "x", (31321, 31320)),
+        ("config", "x", (31321, 31320)),
+        ("local", "x", (31321, 31320)),
+    ] {
+        let to = doc! { "db": db, "coll": collection };
+        for (stage, code) in
+            [(doc! { "$out": (&to) }, codes.0), (doc! { "$merge": { "into": (&to) } }, codes.1)]
+        {
+            let command = doc! { "aggregate": "c", "pipeline": [stage], "cursor": {}, "$db": "db" };
+            assert_eq!(peer.code(&command).await, code, "{command:?}");
+        }
+        let own = doc! { "aggregate": 1, "pipeline": [{ "$documents": [{ "a": 1 }] }, { "$out": collection }],
+        "cursor": {}, "$db": db };
+        assert_eq!(peer.code(&own).await, codes.0);
+        let listed = peer.good(&doc! { "listCollections": 1, "$db": db }).await;
+        assert_eq!(cursor(&listed).1.len(), usize::from(db == "db"));
+    }
+    let out = doc! { "$out": "systematic" };
+    peer.good(&doc! { "aggregate": "c", "pipeline": [out], "cursor": {}, "$db": "db" }).await;
+}
+
+/// Its own levels, whatever command it comes in.
+#[tokio::test]
+async fn a_document_may_have_a_hundred_levels() {
+    let mut peer = Peer::connect(&server());
+    let nested = |id: i32, levels: usize| {
+        let inner = (2..levels).fold(doc! {}, |inner, _| doc! { "a": inner });
+        doc! { "_id": id, "a": inner }
+    };
+    let bulk = |op: Doc| doc! { "bulkWrite": 1, "ops": [op], "nsInfo": [{ "ns": "db.c" }], "$db": "admin" };
+    let set = |deep: &Doc| doc! { "$set": { "a": (deep.get("a").unwrap().to_owned()) } };
+    for (levels, code) in [(100, None), (101, Some(15)), (110, Some(15))] {
+        let deep = nested(1, levels);
+        let stage = doc! { "$replaceWith": { "$literal": (&deep) } };
+        let commands = [
+            doc! { "insert": "c", "documents": [(&deep)], "$db": "db" },
+            doc! { "update": "c", "updates": [{ "q": { "_id": 1 }, "u": (&deep), "upsert": true }], "$db": "db" },
+            doc! { "update": "c", "updates": [{ "q": { "_id": 1 }, "u": (set(&deep)), "upsert": true }], "$db": "db" },
+            doc! { "update": "c", "updates": [{ "q": (&deep), "u": { "$set": { "b": 1 } }, "upsert": true }], "$db": "db" },
+            doc! { "findAndModify": "c", "query": { "_id": 1 }, "update": (&deep), "upsert": true, "new": true, "$db": "db" },
+            doc! { "findAndModify": "c", "query": { "_id": 1 }, "update": (set(&deep)), "upsert": true, "$db": "db" },
+            bulk(doc! { "insert": 0, "document": (&deep) }),
+            bulk(doc! { "update": 0, "filter": { "_id": 1 }, "updateMods": (&deep), "upsert": true }),
+            doc! { "aggregate": 1, "pipeline": [{ "$documents": [{ "_id": 1 }] }, stage, { "$out": "c" }], "cursor": {}, "$db": "db" },
+        ];
+        for is_there in [false, true] {
+            for command in &commands {
+                peer.good(&doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0 }], "$db": "db" }).await;
+                let inserts = ["insert", "ops.0.insert", "updates.0.q.a"];
+                if is_there && inserts.iter().all(|path| field(command, path).is_none()) {
+                    peer.good(&doc! { "insert": "c", "documents": [{ "_id": 1 }], "$db": "db" }).await;
+                }
+                let reply = peer.run(command).await;
+                let failed = ["code", "writeErrors.0.code", "cursor.firstBatch.0.code"]
+                    .iter()
+                    .find_map(|path| field(&reply, path)?.as_integer());
+                assert_eq!(failed, code, "{levels}: {reply:?}");
+                let found = cursor(&peer.good(&doc! { "find": "c", "$db": "db" }).await).1;
+                let stored = found.first().and_then(|found| found.get("a").map(|value| value.to_owned()));
+                let wanted = deep.get("a").map(|value| value.to_owned()).filter(|_| code.is_none());
+                assert_eq!(stored, wanted, "{levels}");
+            }
+        }
+    }
+    // What a command puts around it has an end, too.
+    let reply = peer.run(&doc! { "insert": "c", "documents": [(nested(1, 119))], "$db": "db" }).await;
+    assert_eq!(number(&reply, "code"), 22);
+}
+
+#[tokio::test]
 async fn a_view_is_read_like_a_collection() {
     let shared = server();
     let mut peer = Peer::connect(&shared);

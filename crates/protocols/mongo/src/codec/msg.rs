@@ -13,7 +13,10 @@ use super::header::{Header, op_code};
 use super::{Body, FrameError, Sequence};
 use bytes::{Buf, Bytes};
 use crc_fast::{CrcAlgorithm, Digest};
-use rockdove_documents::{Doc, Error, code};
+use rockdove_documents::{Doc, Error, MAX_DEPTH, code};
+
+/// Deepest nesting of a document in a message: that of a stored one, and what a command puts around it.
+const LEVELS_MAX: usize = MAX_DEPTH + 20;
 
 /// The flag word of an OP_MSG.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -122,7 +125,7 @@ pub(super) fn take_document(rest: &mut Bytes) -> Result<Doc, Error> {
     let length = rest.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize);
     let length = length.filter(|length| *length <= rest.len());
     let bytes = rest.split_to(length.ok_or_else(|| invalid("a document is longer than its message"))?);
-    Doc::new(bytes).map_err(|error| Error::new(code::INVALID_BSON, error.to_string()))
+    Doc::new_within(bytes, LEVELS_MAX).map_err(|error| Error::new(code::INVALID_BSON, error.to_string()))
 }
 
 fn invalid(message: &str) -> Error {

@@ -131,7 +131,7 @@ impl Peer {
         };
         let doc = match header.op_code {
             codec::op_code::COMPRESSED => Doc::empty(),
-            _ => Doc::new(body.into()).expect("replies are well formed"),
+            _ => Doc::new_within(body.into(), 120).expect("replies are well formed"),
         };
         Some(Message { header, flags, doc })
     }
