@@ -105,7 +105,8 @@ pub struct Serve {
     /// Warn from this percentage of the memory limit on
     #[arg(long, value_name = "PERCENT", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..=100))]
     memory_warn: u64,
-    /// Refuse new documents from this percentage of the memory limit on
+    /// Refuse new documents from this percentage of the memory limit on; small ones in small collections, such as locks,
+    /// from halfway between it and the limit on
     #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=100))]
     memory_refuse: u64,
     /// Change history that streams can resume from, in MiB

@@ -309,3 +309,51 @@ async fn what_a_failed_disk_did_not_keep_is_not_acknowledged() {
     bus.shutdown().await;
     assert!(store.close().await.is_err());
 }
+
+/// While memory is full nothing is sent, but what waits is still locked, processed once and removed, also by nodes that
+/// come only now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_memory_is_drained() {
+    for layout in Layout::ALL {
+        let limit = 8 << 20;
+        let options = EmbeddedOptions { memory_limit_bytes: limit, ..EmbeddedOptions::memory() };
+        let store = Embedded::open_with(options).unwrap();
+        let sender = connect_as(&store, layout, "sender").await;
+        let message = |n: usize| {
+            let text = format!("{n} {}", "x".repeat(100_000));
+            let message = Message::new("t").value(text).exclusive(true).never_expires();
+            message.delete_after_processing(Duration::ZERO)
+        };
+        let mut sent = 0;
+        let refused = loop {
+            match sender.publish(message(sent)).await {
+                Ok(_) => sent += 1,
+                Err(refused) => break refused,
+            }
+        };
+        assert!(matches!(&refused, SendError::Backend(_)), "{refused}");
+        assert!(refused.to_string().contains("refusal watermark"), "{refused}");
+        assert!(sent > 50, "{sent}");
+        let done: Arc<Mutex<Vec<String>>> = Arc::default();
+        let nodes = join_all(["n1", "n2"].map(|id| connect_as(&store, layout, id))).await;
+        for bus in &nodes {
+            let done = done.clone();
+            let listen = bus.subscribe("t", move |message| {
+                let value = message.value.clone().unwrap();
+                done.lock().push(value[..value.find(' ').unwrap()].to_string());
+                std::future::ready(Ok(()))
+            });
+            listen.await.unwrap();
+        }
+        eventually("all done", async || done.lock().len() >= sent).await;
+        eventually("all removed", async || nodes[0].pending().await.unwrap() == 0).await;
+        let mut values = done.lock().clone();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!((values.len(), done.lock().len()), (sent, sent), "{layout:?}");
+        sender.publish(message(sent)).await.unwrap();
+        eventually("it goes on", async || done.lock().len() > sent).await;
+        join_all(nodes.iter().chain([&sender]).map(Bus::shutdown)).await;
+        store.close().await.unwrap();
+    }
+}

@@ -287,6 +287,7 @@ fn create_index(
         return Err(Error::new(code::CANNOT_CREATE_INDEX, message));
     }
     let (number, spec) = (info.number, spec.doc.clone());
+    seq.check_room(&info.ns, spec.bytes().len(), batch)?;
     seq.effect(batch, Effect::CreateIndex { collection: number, spec }, None)?;
     Ok(true)
 }

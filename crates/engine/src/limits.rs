@@ -1,7 +1,11 @@
 //! Memory watermarks: live bytes against a limit. Above the first mark the server warns, above the second it
 //! refuses to store new documents; deletions, expiry and marks on messages go on, so that it can drain.
 //!
-//! The same for the disk, which is short when a checkpoint would find no space: without one the log never shrinks.
+//! Draining may need something new: a lock, a node's entry. So small documents still go into small collections, up to a
+//! last mark halfway from the second to the limit. A queue that grows is soon no small collection any more.
+//!
+//! The same for the disk, which is short when a checkpoint would find no space: without one the log never shrinks. Then
+//! small documents go on until half of what the log's segment had left is used; the rest stays for deletions and marks.
 
 use rockdove_documents::{Error, Result, code};
 use std::path::PathBuf;
@@ -12,6 +16,20 @@ const REARM_PERCENT: u64 = 5;
 
 /// Part of the limit that retry records may take.
 const RECORDS_SHARE: u64 = 8;
+
+/// Largest document that is small, in bytes.
+const SMALL_DOCUMENT_BYTES_MAX: u64 = 4096;
+/// Part of the limit that a collection takes, with its indexes, as long as it is small.
+const SMALL_COLLECTION_SHARE: u64 = 256;
+
+/// Something new, and where it is to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct New {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Bytes of the collection that it goes into, its indexes included.
+    pub held: u64,
+}
 
 /// The watermarks and the use.
 #[derive(Debug)]
@@ -49,7 +67,11 @@ impl Memory {
 
     /// Live bytes in percent of the limit.
     pub fn percent(&self) -> u64 {
-        self.used_bytes().saturating_mul(100) / self.limit_bytes
+        self.percent_of(self.used_bytes())
+    }
+
+    fn percent_of(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(100) / self.limit_bytes
     }
 
     /// Live bytes.
@@ -67,17 +89,55 @@ impl Memory {
         self.limit_bytes / RECORDS_SHARE
     }
 
-    /// Fails if storing more is refused at `bytes` of use.
-    pub fn check(&self, bytes: u64) -> Result<()> {
-        let percent = bytes.saturating_mul(100) / self.limit_bytes;
-        if percent < self.refuse_percent {
+    /// The mark up to which what is small is still stored, in percent of the limit.
+    fn last_percent(&self) -> u64 {
+        self.refuse_percent.midpoint(100.max(self.refuse_percent))
+    }
+
+    /// Whether it is a small document for a small collection.
+    pub fn is_small(&self, new: New) -> bool {
+        new.bytes <= SMALL_DOCUMENT_BYTES_MAX && new.held < self.limit_bytes / SMALL_COLLECTION_SHARE
+    }
+
+    /// Whether anything may be stored at `bytes` of use.
+    pub fn takes_all(&self, bytes: u64) -> bool {
+        self.percent_of(bytes) < self.refuse_percent
+    }
+
+    /// Fails if storing this is refused at `bytes` of use.
+    pub fn check(&self, bytes: u64, new: New) -> Result<()> {
+        let (percent, refuse, last) = (self.percent_of(bytes), self.refuse_percent, self.last_percent());
+        if percent < refuse || (percent < last && self.is_small(new)) {
             return Ok(());
         }
         let message = format!(
-            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({} %): delete documents or let them expire, or raise the limit, then try again",
-            self.refuse_percent
+            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({refuse} %; {last} % for documents of up to {SMALL_DOCUMENT_BYTES_MAX} bytes in collections of less than 1/{SMALL_COLLECTION_SHARE} of the limit): delete documents or let them expire, or raise the limit, then try again"
         );
         Err(Error::new(code::EXCEEDED_MEMORY_LIMIT, message))
+    }
+}
+
+/// What of the log is used before small documents are refused while the disk is short.
+#[derive(Debug, Default)]
+pub struct Reserve {
+    /// Bytes that are left; none are counted before somebody asks, or while the disk is not short.
+    left: Option<u64>,
+}
+
+impl Reserve {
+    /// The disk is not short.
+    pub fn restore(&mut self) {
+        self.left = None;
+    }
+
+    /// Whether so many bytes are left. `room` is what the log has left now.
+    pub fn has(&mut self, bytes: u64, room: u64) -> bool {
+        *self.left.get_or_insert(room / 2) >= bytes
+    }
+
+    /// The log has grown by so many bytes.
+    pub fn used(&mut self, bytes: u64) {
+        self.left = self.left.map(|left| left.saturating_sub(bytes));
     }
 }
 
@@ -110,7 +170,7 @@ impl Disk {
             tracing::warn!(
                 free,
                 wanted,
-                "the disk is short: new documents are refused until a checkpoint fits"
+                "the disk is short: new documents are refused until a checkpoint fits, but for some small ones"
             );
         }
         self.is_short.store(is_short, Ordering::Relaxed);
@@ -125,21 +185,61 @@ impl Disk {
 
 /// What a new document gets while the disk is short.
 pub fn disk_is_short() -> Error {
-    let message = "the disk that holds the data folder is short: new documents are refused so that deletions and a \
-                   checkpoint find room; delete documents or let them expire, or make space, then try again";
+    let message = "the disk that holds the data folder is short: new documents are refused, but for some small ones in \
+                   small collections, so that deletions and a checkpoint find room; delete documents or let them \
+                   expire, or make space, then try again";
     Error::new(code::OUT_OF_DISK_SPACE, message)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Memory;
+    use super::*;
+
+    const LIMIT: u64 = 1 << 20;
+    const SMALL: New = New { bytes: 4096, held: 4095 };
+
+    fn percent(percent: u64) -> u64 {
+        (LIMIT * percent).div_ceil(100)
+    }
 
     #[test]
-    fn new_documents_are_refused_above_the_second_mark_only() {
-        let memory = Memory::new(1000, 75, 90);
-        assert!(memory.check(899).is_ok());
-        let refused = memory.check(900).unwrap_err();
-        assert_eq!(refused.code.number, 146);
-        assert!(refused.message.contains("90 %"), "{refused}");
+    fn new_documents_are_refused_above_the_second_mark_and_small_ones_above_the_last() {
+        let memory = Memory::new(LIMIT, 75, 90);
+        let large = New { bytes: 4097, held: 0 };
+        let crowded = New { bytes: 1, held: 4096 };
+        for new in [large, crowded, SMALL] {
+            assert!(memory.check(percent(90) - 1, new).is_ok(), "{new:?}");
+        }
+        for new in [large, crowded] {
+            let refused = memory.check(percent(90), new).unwrap_err();
+            assert_eq!(refused.code.number, 146);
+            assert!(refused.message.contains("90 %"), "{refused}");
+        }
+        assert!(memory.check(percent(95) - 1, SMALL).is_ok());
+        let refused = memory.check(percent(95), SMALL).unwrap_err();
+        assert!(refused.message.contains("95 %") && refused.message.contains("4096 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn the_last_mark_is_never_below_the_second() {
+        for (refuse, last) in [(1, 50), (99, 99), (100, 100), (120, 120)] {
+            let memory = Memory::new(LIMIT, 75, refuse);
+            assert!(memory.check(percent(last) - 1, SMALL).is_ok(), "{refuse}");
+            assert!(memory.check(percent(last), SMALL).is_err(), "{refuse}");
+        }
+    }
+
+    #[test]
+    fn half_of_what_the_log_had_left_is_the_reserve() {
+        let mut reserve = Reserve::default();
+        for _ in 0..2 {
+            assert!(reserve.has(5000, 10_000) && !reserve.has(5001, 10_000));
+            reserve.used(4000);
+            assert!(reserve.has(1000, 10_000));
+            reserve.used(4000);
+            assert!(!reserve.has(1, 10_000), "whatever the log has now");
+            reserve.restore();
+            reserve.used(9999);
+        }
     }
 }

@@ -61,6 +61,11 @@ pub trait CommitLog: Send {
         false
     }
 
+    /// Bytes that it surely still takes.
+    fn room(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Ends the log cleanly.
     fn close(self: Box<Self>) -> Result<(), String>;
 }
@@ -131,6 +136,10 @@ impl CommitLog for JournalLog {
 
     fn is_short(&self) -> bool {
         self.journal.is_short_of_space()
+    }
+
+    fn room(&self) -> u64 {
+        self.journal.room()
     }
 
     fn close(self: Box<Self>) -> Result<(), String> {

@@ -35,7 +35,7 @@ use crate::definition;
 use crate::effects::{BatchEncoder, CollectionNumber, Effect, RecordNumber};
 use crate::event::{Event, Uuid, key_of};
 use crate::feed::Feed;
-use crate::limits::{self, Disk, Memory};
+use crate::limits::{self, Disk, Memory, New, Reserve};
 use crate::log::{CommitError, CommitLog, Worth};
 use crate::multi::Portion;
 use crate::namespace::Namespace;
@@ -61,6 +61,8 @@ const BATCH_BYTES_MAX: usize = 4 << 20;
 const BATCH_VALUE_MAX: u64 = 1 << 62;
 /// One position of the log is remembered for so many bytes of it.
 const MARK_BYTES: usize = 1 << 20;
+/// What the log adds to a batch: rather too much than too little.
+const ENTRY_BYTES: u64 = 128;
 /// How often silent sessions are looked for.
 const SESSIONS_EVERY_MS: i64 = 60_000;
 
@@ -111,6 +113,7 @@ pub struct Sequencer {
     pub(crate) scratch: Scratch,
     memory: Arc<Memory>,
     disk: Arc<Disk>,
+    reserve: Reserve,
     published: Arc<ArcSwap<State>>,
     log: Box<dyn CommitLog>,
     sessions: Sessions,
@@ -219,6 +222,7 @@ impl Sequencer {
             scratch: Scratch::default(),
             memory: start.memory,
             disk: start.disk,
+            reserve: Reserve::default(),
             published: start.published,
             log: start.log,
             sessions: start.sessions,
@@ -281,10 +285,21 @@ impl Sequencer {
         closed
     }
 
-    /// Fails if nothing new is to be stored, for lack of memory or disk.
-    pub(crate) fn check_room(&self) -> Result<()> {
-        self.memory.check(self.stored_bytes())?;
-        if self.disk.is_short() || self.log.is_short() {
+    /// Fails if something new of so many bytes is not to be stored in the collection, for lack of memory or disk.
+    pub(crate) fn check_room(&mut self, ns: &Namespace, bytes: usize, batch: &Batch) -> Result<()> {
+        let is_short = self.disk.is_short() || self.log.is_short();
+        if !is_short {
+            self.reserve.restore();
+        }
+        let stored = self.stored_bytes();
+        if !is_short && self.memory.takes_all(stored) {
+            return Ok(());
+        }
+        let held = self.state.collection(ns).map_or(0, |there| there.bytes() + there.index_bytes());
+        let new = New { bytes: bytes as u64, held };
+        self.memory.check(stored, new)?;
+        let in_log = batch.encoder.size() as u64 + new.bytes;
+        if is_short && !(self.memory.is_small(new) && self.reserve.has(in_log, self.log.room())) {
             return Err(limits::disk_is_short());
         }
         Ok(())
@@ -574,6 +589,7 @@ impl Sequencer {
         options: Doc,
         batch: &mut Batch,
     ) -> Result<()> {
+        self.check_room(ns, options.bytes().len(), batch)?;
         let uuid: Uuid = *uuid::Uuid::new_v4().as_bytes();
         let collection = self.state.next_collection();
         let create = Effect::Create { collection, info: describe(ns, uuid, options.raw()) };
@@ -653,6 +669,7 @@ impl Sequencer {
 
     fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Arc<Event>>) {
         self.index = index;
+        self.reserve.used(size as u64 + ENTRY_BYTES);
         self.unmarked_bytes += size;
         if self.unmarked_bytes >= MARK_BYTES {
             self.unmarked_bytes = 0;
@@ -702,6 +719,9 @@ fn statement_number(retry: &Retry, position: usize) -> i32 {
 
 #[cfg(test)]
 mod acks;
+
+#[cfg(test)]
+mod room;
 
 #[cfg(test)]
 mod tests;

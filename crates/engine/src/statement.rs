@@ -168,7 +168,6 @@ pub fn insert(
     bypass: bool,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    seq.check_room()?;
     let doc = stamped(doc, batch.next_at());
     put(seq, ns, doc, bypass, batch)?;
     Ok(Outcome::Inserted)
@@ -202,7 +201,7 @@ pub fn update(
     let (sort, hint) = (statement.sort.as_ref(), statement.hint.as_ref());
     let hits = during(interrupt, || select(seq, ns, filter, sort, hint, one))?;
     if hits.is_empty() && statement.upsert {
-        let (id, doc) = during(interrupt, || upserted(seq, filter, update, batch))?;
+        let (id, doc) = during(interrupt, || upserted(filter, update, batch))?;
         put(seq, ns, doc, bypass, batch)?;
         return Ok(Outcome::Updated { matched: 0, modified: 0, upserted: Some(id) });
     }
@@ -274,8 +273,7 @@ fn info_of(seq: &Sequencer, ns: &Namespace) -> Result<Arc<CollectionInfo>> {
 }
 
 /// The document that an upsert makes of filter and update, with its `_id`.
-fn upserted(seq: &Sequencer, filter: &Filter, update: &Update, batch: &Batch) -> Result<(Owned, Doc)> {
-    seq.check_room()?;
+fn upserted(filter: &Filter, update: &Update, batch: &Batch) -> Result<(Owned, Doc)> {
     let equalities =
         filter.equalities().into_iter().map(|(path, value)| (path.to_string(), value.to_owned()));
     let doc = upsert_document(&equalities.collect::<Vec<_>>(), update, new_object_id(batch.wall_ms))?;
@@ -285,7 +283,7 @@ fn upserted(seq: &Sequencer, filter: &Filter, update: &Update, batch: &Batch) ->
     Ok((id, doc))
 }
 
-/// Stores a document where it fits the collection, which is made if it is not there.
+/// Stores a document where there is room for it and it fits the collection, which is made if it is not there.
 fn put(
     seq: &mut Sequencer,
     ns: &Namespace,
@@ -293,6 +291,7 @@ fn put(
     bypass: bool,
     batch: &mut Batch,
 ) -> Result<(), WriteError> {
+    seq.check_room(ns, doc.bytes().len(), batch)?;
     let info = seq.ensure_collection(ns, batch)?;
     refuse_view(&info)?;
     validate(&info, &doc, bypass)?;
@@ -415,7 +414,7 @@ pub fn find_and_modify(
             Some(value)
         }
         (Modify::Update { update, upsert: true, return_new }, None) => {
-            let (new_id, doc) = during(interrupt, || upserted(seq, &command.filter, update, batch))?;
+            let (new_id, doc) = during(interrupt, || upserted(&command.filter, update, batch))?;
             let value = return_new.then(|| shown(&doc, None)).transpose()?;
             put(seq, &command.ns, doc, bypass, batch)?;
             id = Some(new_id);

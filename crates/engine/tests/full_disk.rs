@@ -3,7 +3,7 @@
 mod support;
 
 use rockdove_documents::{Value, doc};
-use rockdove_engine::{Engine, Options};
+use rockdove_engine::{Engine, Namespace, Options};
 use std::path::Path;
 use std::process::Command;
 use support::*;
@@ -38,6 +38,16 @@ async fn fill(engine: &Engine, first: i32, bytes: usize) -> i32 {
         }
     }
     unreachable!("the numbers do not end")
+}
+
+/// A queue that needs a small document of its own for each that it lets go.
+async fn drains_by_locks(engine: &Engine) {
+    let locks = Namespace::new("db", "locks").unwrap();
+    for n in 0..20 {
+        insert(engine, &locks, doc! { "_id": n, "lock_id": "me" }).await.unwrap();
+        delete(engine, &locks, doc! { "_id": n }, false).await.unwrap();
+    }
+    assert!(find(engine, &locks, doc! {}).is_empty());
 }
 
 /// Every document can be deleted, and then the disk takes new ones.
@@ -83,6 +93,9 @@ async fn a_full_disk_can_be_drained_and_takes_documents_again() {
         // The marks that consumers set go on, and what was refused once stays refused or not, but nothing is lost.
         let marked = update(&engine, &ns(), doc! {}, doc! { "$set": { "done": true } }, false).await.unwrap();
         assert!(matches!(marked, rockdove_engine::Outcome::Updated { matched: 1, .. }));
+        if bytes > 4096 {
+            drains_by_locks(&engine).await;
+        }
         if round % 2 == 1 {
             engine.close().await.unwrap();
             engine = open(options.clone()).await;

@@ -236,6 +236,11 @@ impl Journal {
         self.0.is_short.load(Ordering::Acquire)
     }
 
+    /// Bytes that the active segment still has for entries.
+    pub fn room(&self) -> u64 {
+        self.0.segments.read().last().map_or(0, |segment| segment.room())
+    }
+
     /// Has the next segment made ready once more if there was no space for it; does not wait.
     pub fn retry_space(&self) {
         if self.is_short_of_space()

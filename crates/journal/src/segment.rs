@@ -263,6 +263,11 @@ impl Segment {
         self.last() < self.base
     }
 
+    /// Bytes that frames still have.
+    pub(crate) fn room(&self) -> u64 {
+        self.size - self.end()
+    }
+
     pub(crate) fn is_half_full(&self) -> bool {
         (self.end() - FRAMES_AT) * 2 > self.size - FRAMES_AT
     }

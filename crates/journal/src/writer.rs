@@ -184,9 +184,8 @@ impl Active {
         Dirty { segment: self.segment.clone(), file: self.file.clone(), named, seal: None }
     }
 
-    /// Bytes that frames still have.
     fn room(&self) -> u64 {
-        self.segment.size - self.segment.end()
+        self.segment.room()
     }
 }
 
