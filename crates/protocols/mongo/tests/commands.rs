@@ -1003,6 +1003,31 @@ async fn a_bulk_delete_needs_a_filter() {
 }
 
 #[tokio::test]
+async fn a_bulk_of_a_wrong_form_does_nothing() {
+    let mut peer = Peer::connect(&server());
+    fill(&mut peer, 1).await;
+    let insert = doc! { "insert": 0, "document": { "_id": 5 } };
+    let refused = doc! { "update": 0, "filter": { "$bad": 1 }, "updateMods": { "$set": { "n": 1 } } };
+    for (op, code) in [
+        (doc! { "upsert": 0, "document": { "_id": 6 } }, 9),
+        (doc! { "upsert": "x" }, 9),
+        (doc! {}, 9),
+        (doc! { "insert": 1, "document": { "_id": 6 } }, 2),
+        (doc! { "insert": 0, "document": 1 }, 14),
+        (doc! { "delete": 0, "filter": {}, "limit": 1 }, 40415),
+    ] {
+        for ordered in [true, false] {
+            for before in [&insert, &refused] {
+                let bulk = doc! { "bulkWrite": 1, "ops": [before, &op], "nsInfo": [{ "ns": "db.c" }],
+                "ordered": ordered, "$db": "admin" };
+                assert_eq!(peer.code(&bulk).await, code, "{op:?} after {before:?}");
+            }
+        }
+    }
+    assert_eq!(number(&peer.good(&doc! { "count": "c", "$db": "db" }).await, "n"), 1);
+}
+
+#[tokio::test]
 async fn the_log_is_not_kept_for_clients() {
     let mut peer = Peer::connect(&server());
     for name in ["global", "startupWarnings"] {

@@ -70,10 +70,15 @@ fn namespaces(call: &Call<'_>, fields: &Fields<'_>) -> Result<Vec<Namespace>> {
 
 fn parse(call: &Call<'_>, parsing: &Parsing, namespaces: &[Namespace], op: &Doc) -> Result<Statement> {
     let name = op.raw().iter().next().map_or("", |first| first.key());
+    if !["insert", "update", "delete"].contains(&name) {
+        let message = format!("BulkWrite op '{name}' is not insert, update or delete");
+        return Err(Failure::from(Error::failed_to_parse(message)).whole());
+    }
     let fields = Fields::new("bulkWrite.ops", op.raw())?;
     let number = fields.count(name)?.and_then(|number| usize::try_from(number).ok());
     let ns = number.and_then(|number| namespaces.get(number)).cloned().ok_or_else(|| {
-        Failure::new(code::BAD_VALUE, format!("BulkWrite ops entry {name} has an invalid nsInfo index."))
+        let message = format!("BulkWrite ops entry {name} has an invalid nsInfo index.");
+        Failure::new(code::BAD_VALUE, message).whole()
     })?;
     match name {
         "insert" => {
@@ -84,15 +89,11 @@ fn parse(call: &Call<'_>, parsing: &Parsing, namespaces: &[Namespace], op: &Doc)
             fields.only_these(&UPDATE_FIELDS)?;
             Ok(Statement::Update(Box::new(write::parse_update(call, parsing, ns, &fields, &UPDATE_NAMES)?)))
         }
-        "delete" => {
+        _ => {
             fields.only_these(&["delete", "filter", "multi", "collation", "hint", "sampleId"])?;
             let multi = fields.flag("multi")?;
             let delete = write::parse_delete(call, parsing, ns, &fields, "filter", multi)?;
             Ok(Statement::Delete(Box::new(delete)))
-        }
-        other => {
-            Err(Error::failed_to_parse(format!("BulkWrite op '{other}' is not insert, update or delete"))
-                .into())
         }
     }
 }

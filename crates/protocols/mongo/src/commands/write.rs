@@ -228,7 +228,8 @@ pub fn check_batch_size(count: usize) -> Result<()> {
     Err(Failure::new(code::INVALID_LENGTH, message))
 }
 
-/// Parses the elements of an array of statements. One that cannot be parsed is refused in its place.
+/// Parses the elements of an array of statements. One that cannot be parsed is refused in its place; what comes after it
+/// in an ordered command is not carried out, but its form still counts.
 pub fn parse_each(
     call: &Call<'_>,
     fields: &Fields<'_>,
@@ -236,16 +237,15 @@ pub fn parse_each(
     parse: impl Fn(&Doc) -> Result<Statement>,
 ) -> Result<Vec<Statement>> {
     let ordered = fields.boolean("ordered")?.unwrap_or(true);
-    let mut statements = Vec::new();
+    let (mut statements, mut at_end) = (Vec::new(), false);
     for statement in &documents(call, fields, name)? {
         match parse(statement) {
-            Ok(parsed) => statements.push(parsed),
             Err(failure) if failure.is_whole => return Err(failure),
+            _ if at_end => {}
+            Ok(parsed) => statements.push(parsed),
             Err(failure) => {
                 statements.push(Statement::Refused(failure.error));
-                if ordered {
-                    break; // what comes after it is not carried out
-                }
+                at_end = ordered;
             }
         }
     }
