@@ -67,9 +67,14 @@ impl Namespace {
         &self.full
     }
 
+    /// Whether it is a collection of the server in whatever database: `system.*`.
+    pub fn is_special(&self) -> bool {
+        self.collection().starts_with("system.")
+    }
+
     /// Whether change streams and listings leave it out: `system.*` and the server's own databases.
     pub fn is_internal(&self) -> bool {
-        self.collection().starts_with("system.") || matches!(self.database(), "local" | "config" | "admin")
+        self.is_special() || matches!(self.database(), "local" | "config" | "admin")
     }
 }
 

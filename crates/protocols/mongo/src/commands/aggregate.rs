@@ -101,14 +101,11 @@ async fn write_out(call: &Call<'_>, prepared: Prepared) -> Result<()> {
         return Err(Failure::new(code::INVALID_OPTIONS, message));
     }
     let (pipeline, environment) = (prepared.pipeline.clone(), prepared.environment.clone());
-    let parsing = prepared.parsing.clone();
+    let Some(sink) = pipeline.sink() else { return Ok(()) };
+    let (target, parsing) = (sink::target(call, sink)?, prepared.parsing.clone());
     let results = move || Ok(prepared.run()?.collect::<rockdove_documents::Result<Vec<Doc>>>()?);
     let results = off_thread(call.shared, &call.interrupt(), results).await?;
-    let mut writer = sink::Writer::new(call, &parsing, &environment);
-    match pipeline.sink() {
-        Some(sink) => writer.write(sink, results).await,
-        None => Ok(()),
-    }
+    sink::Writer::new(call, &parsing, &environment).write(sink, &target, results).await
 }
 
 /// The collection, if the command names one.

@@ -9,7 +9,7 @@ use super::cursor::{in_place, off_thread};
 use super::query::Parsing;
 use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
-use rockdove_documents::pipeline::{Environment, Merge, Sink, Target, WhenMatched, WhenNotMatched};
+use rockdove_documents::pipeline::{Environment, Merge, Sink, WhenMatched, WhenNotMatched};
 use rockdove_documents::{Doc, DocBuilder, Error, Value, code, doc};
 use rockdove_engine::{
     Ack, Definition, Engine, Find, Namespace, Outcome, Query, Receipt, Statement, UpdateStatement, Write,
@@ -20,6 +20,25 @@ use rockdove_engine::{
 const ATTEMPTS_MAX: usize = 100;
 /// Documents of one insert into the collection that `$out` fills.
 const BATCH: usize = 1000;
+
+/// The collection that the results of a pipeline go into. Those that are the server's own are refused.
+pub fn target(call: &Call<'_>, sink: &Sink) -> Result<Namespace> {
+    let target = sink.target();
+    let ns = Namespace::new(target.db.as_deref().unwrap_or(call.database), &target.collection)?;
+    let (stage, special, internal) = match sink {
+        Sink::Out(_) => ("$out", 17385, 31321),
+        Sink::Merge(_) => ("$merge", 31319, 31320),
+    };
+    if ns.is_special() {
+        let message = format!("Cannot {stage} to special collection: {}", ns.collection());
+        return Err(Failure::location(special, message));
+    }
+    if ns.is_internal() {
+        let message = format!("Cannot {stage} to internal database: {}", ns.database());
+        return Err(Failure::location(internal, message));
+    }
+    Ok(ns)
+}
 
 /// Where results are written and how.
 pub struct Writer<'c> {
@@ -39,10 +58,10 @@ impl<'c> Writer<'c> {
         Writer { call, parsing, environment, receipt: Receipt::default() }
     }
 
-    /// Writes the results of a pipeline. Also where not all could be written, what was is as lasting as the write
+    /// Writes the results of a pipeline into its [`target`]. Also where not all could be written, what was is as lasting as the write
     /// concern wants it.
-    pub async fn write(&mut self, sink: &Sink, results: Vec<Doc>) -> Result<()> {
-        let done = self.write_all(sink, results).await;
+    pub async fn write(&mut self, sink: &Sink, ns: &Namespace, results: Vec<Doc>) -> Result<()> {
+        let done = self.write_all(sink, ns, results).await;
         self.call.settle(&self.receipt).await?;
         done
     }
@@ -57,10 +76,9 @@ impl<'c> Writer<'c> {
         self.receipt = std::mem::take(&mut self.receipt).joined(receipt);
     }
 
-    async fn write_all(&mut self, sink: &Sink, results: Vec<Doc>) -> Result<()> {
-        let ns = self.namespace(sink.target())?;
+    async fn write_all(&mut self, sink: &Sink, ns: &Namespace, results: Vec<Doc>) -> Result<()> {
         let state = self.call.shared.engine.snapshot();
-        if let Some(collection) = state.collection(&ns) {
+        if let Some(collection) = state.collection(ns) {
             collection.info.refuse_view()?;
             if collection.info.capped.is_some() && matches!(sink, Sink::Out(_)) {
                 let message = format!("namespace '{ns}' is capped so it can't be used for $out");
@@ -68,14 +86,9 @@ impl<'c> Writer<'c> {
             }
         }
         match sink {
-            Sink::Out(_) => self.replace(&ns, results).await,
-            Sink::Merge(merge) => self.merge(&ns, merge, results).await,
+            Sink::Out(_) => self.replace(ns, results).await,
+            Sink::Merge(merge) => self.merge(ns, merge, results).await,
         }
-    }
-
-    fn namespace(&self, target: &Target) -> Result<Namespace> {
-        let database = target.db.as_deref().unwrap_or(self.call.database);
-        Ok(Namespace::new(database, &target.collection)?)
     }
 
     /// Puts the results in the place of the collection, which keeps its options and indexes.
