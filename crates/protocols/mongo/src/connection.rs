@@ -88,6 +88,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, peer: SocketAdd
     };
     match connection.run().await {
         Ok(()) => tracing::debug!(id, "disconnected"),
+        Err(Ended::Frame(reason @ FrameError::Tls)) => tracing::warn!(id, %peer, "{reason}"),
         Err(reason @ Ended::Frame(_)) => tracing::info!(id, %peer, %reason, "connection closed"),
         Err(reason) => tracing::debug!(id, %reason, "connection closed"),
     }

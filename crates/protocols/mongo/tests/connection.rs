@@ -116,6 +116,10 @@ async fn bytes_of_another_protocol_close_the_connection() {
     let mut peer = Peer::connect(&shared);
     peer.stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     assert!(peer.receive().await.is_none());
+    let mut peer = Peer::connect(&shared);
+    let hello = [&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3], &[0x5a; 500][..]].concat();
+    peer.stream.write_all(&hello).await.unwrap();
+    assert!(peer.receive().await.is_none(), "TLS");
 }
 
 #[tokio::test]

@@ -36,6 +36,11 @@ const READ_BYTES: usize = 16 * 1024;
 /// Why a connection cannot go on: its bytes can no longer be told apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
 pub enum FrameError {
+    /// The client begins a TLS connection.
+    #[error(
+        "a client speaks TLS; this server speaks plain MongoDB messages only: let it connect without TLS"
+    )]
+    Tls,
     /// Shorter than a header, or longer than [`MESSAGE_BYTES_MAX`].
     #[error("a message announces {0} bytes")]
     Length(i32),
@@ -134,15 +139,24 @@ impl Decoder {
         let length = usize::try_from(header.length)
             .ok()
             .filter(|length| (Header::SIZE..=MESSAGE_BYTES_MAX).contains(length))
-            .ok_or(FrameError::Length(header.length))?;
+            .ok_or_else(|| self.refusal(FrameError::Length(header.length)))?;
         if !matches!(header.op_code, op_code::MSG | op_code::QUERY | op_code::COMPRESSED) {
-            return Err(FrameError::OpCode(header.op_code));
+            return Err(self.refusal(FrameError::OpCode(header.op_code)));
         }
         if self.buffer.len() < length {
             return Ok(None);
         }
         let mut message = self.buffer.split_to(length).freeze();
         request(header, message.split_off(Header::SIZE)).map(Some)
+    }
+
+    /// What is wrong with bytes that are no message: `error`, if it is not known better. A client hello of TLS is a
+    /// handshake record (22) of a version 3.x with a message of kind 1 (RFC 8446, 5.1 and 4).
+    fn refusal(&self, error: FrameError) -> FrameError {
+        match self.buffer[..] {
+            [22, 3, _, _, _, 1, ..] => FrameError::Tls,
+            _ => error,
+        }
     }
 }
 
@@ -229,6 +243,19 @@ mod tests {
             decoder.room().extend_from_slice(&header.encode());
             assert_eq!(decoder.next_request().unwrap_err(), FrameError::Length(length));
         }
+    }
+
+    #[test]
+    fn a_client_hello_of_tls_is_named() {
+        // The lengths of the record are large and small ones of a message.
+        for (high, low) in [(2, 0), (0, 200), (1, 255), (16, 0), (255, 255)] {
+            let hello = [&[22, 3, 1, high, low, 1, 0, 1, 252, 3, 3], &[0x5a; 40][..]].concat();
+            for cut in [Header::SIZE, hello.len()] {
+                assert_eq!(decode_one(&hello[..cut]).unwrap_err(), FrameError::Tls);
+            }
+        }
+        let other = [&[22, 3, 1, 2, 0, 2][..], &[0x5a; 40]].concat();
+        assert_eq!(decode_one(&other).unwrap_err(), FrameError::OpCode(0x5a5a_5a5a));
     }
 
     #[test]
