@@ -6,7 +6,7 @@ use crate::effects::Effect;
 use crate::index::{ID_INDEX, IndexSpec, inheriting};
 use crate::namespace::Namespace;
 use crate::sequencer::{Batch, Sequencer};
-use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
+use rockdove_documents::{Code, Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc, show};
 use std::sync::Arc;
 
 /// Most indexes of a collection (MongoDB manual, limits).
@@ -32,6 +32,10 @@ pub fn carry_out(seq: &mut Sequencer, definition: Definition, batch: &mut Batch)
     Ok(reply)
 }
 
+fn shown(doc: &Doc) -> String {
+    show(Value::Document(doc.raw()))
+}
+
 fn changed() -> DefinitionReply {
     DefinitionReply { changed: true, ..DefinitionReply::default() }
 }
@@ -46,8 +50,8 @@ fn create(seq: &mut Sequencer, ns: &Namespace, options: Doc, batch: &mut Batch) 
         if there.info.options == options {
             return Ok(DefinitionReply::default());
         }
-        let message =
-            format!("namespace {ns} already exists, but with different options: {:?}", there.info.options);
+        let options = shown(&there.info.options);
+        let message = format!("namespace {ns} already exists, but with different options: {options}");
         return Err(Error::new(code::NAMESPACE_EXISTS, message));
     }
     let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
@@ -263,8 +267,9 @@ fn create_index(
             (_, true) if is_id => return Ok(false),
             (true, true) => {
                 let message = format!(
-                    "An equivalent index already exists with the same name but different options. Requested index: {:?}, existing index: {:?}",
-                    spec.doc, there.doc
+                    "An equivalent index already exists with the same name but different options. Requested index: {}, existing index: {}",
+                    shown(&spec.doc),
+                    shown(&there.doc)
                 );
                 return Err(Error::new(code::INDEX_OPTIONS_CONFLICT, message));
             }
@@ -274,8 +279,9 @@ fn create_index(
             }
             (true, false) => {
                 let message = format!(
-                    "An existing index has the same name as the requested index. When index names are not specified, they are auto generated and can cause conflicts. Please refer to our documentation. Requested index: {:?}, existing index: {:?}",
-                    spec.doc, there.doc
+                    "An existing index has the same name as the requested index. When index names are not specified, they are auto generated and can cause conflicts. Please refer to our documentation. Requested index: {}, existing index: {}",
+                    shown(&spec.doc),
+                    shown(&there.doc)
                 );
                 return Err(Error::new(code::INDEX_KEY_SPECS_CONFLICT, message));
             }
@@ -315,7 +321,7 @@ fn drop_indexes(
         IndexChoice::Keys(keys) => match by_keys(&collection, keys.raw())?.pop() {
             Some(spec) => vec![spec.name.clone()],
             None => {
-                let message = format!("can't find index with key: {keys:?}");
+                let message = format!("can't find index with key: {}", shown(keys));
                 return Err(Error::new(code::INDEX_NOT_FOUND, message));
             }
         },

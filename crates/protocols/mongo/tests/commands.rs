@@ -288,6 +288,31 @@ async fn a_collection_is_restored_with_its_id_index() {
     let view = doc! { "create": "v", "viewOn": "a", "idIndex": { "key": { "_id": 1 } }, "$db": "db" };
     assert_eq!(peer.code(&view).await, 72);
     assert_eq!(peer.code(&doc! { "create": "d", "idIndex": 1, "$db": "db" }).await, 14);
+    // As people write documents.
+    let key = doc! { "key": { "_id": (-1), "b": "x" } };
+    for (command, text) in [
+        (doc! { "create": "d", "idIndex": key, "$db": "db" }, "but got { _id: -1, b: \"x\" }"),
+        (
+            doc! { "create": "b", "$db": "db" },
+            "different options: { collation: { locale: \"en\", strength: 2 } }",
+        ),
+        (doc! { "dropIndexes": "b", "index": { "n": 1 }, "$db": "db" }, "with key: { n: 1 }"),
+    ] {
+        let reply = peer.run(&command).await;
+        let message = reply.get("errmsg").unwrap().as_str().unwrap();
+        assert!(message.ends_with(text), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn what_old_clients_and_tools_send_is_accepted_or_refused_clearly() {
+    let mut peer = Peer::connect(&server());
+    peer.good(&doc! { "create": "c", "flags": 1, "$db": "db" }).await;
+    let listed = peer.good(&doc! { "listCollections": 1, "$db": "db" }).await;
+    assert_eq!(field(&cursor(&listed).1[0], "options"), Some(Value::Document(doc! {}.raw())));
+    let reply = peer.run(&doc! { "top": 1, "$db": "admin" }).await;
+    assert_eq!(number(&reply, "code"), 115);
+    assert!(reply.get("errmsg").unwrap().as_str().unwrap().contains("'top'"));
 }
 
 #[tokio::test]

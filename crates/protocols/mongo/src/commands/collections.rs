@@ -8,7 +8,7 @@ use crate::dispatch::Call;
 use crate::errors::{Failure, Result};
 use crate::options::Fields;
 use rockdove_documents::collation::Collation;
-use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code};
+use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Value, code, show};
 use rockdove_engine::{Collection, Definition, DefinitionReply, Namespace};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -55,6 +55,7 @@ async fn create(call: &Call<'_>, _: &mut DocBuilder) -> Result<Flow> {
         "indexOptionDefaults",
         "storageEngine",
         "temp",
+        "flags", // of storage that is long gone; old clients send it
         "collation",
         "clusteredIndex",
         "idIndex",
@@ -127,7 +128,8 @@ fn check_id_index(create: &Fields<'_>, spec: RawDoc<'_>) -> Result<()> {
         .into());
     };
     if !is_by_id(key) {
-        let message = format!("The field 'key' for an _id index must be {{_id: 1}}, but got {key:?}");
+        let key = show(Value::Document(key));
+        let message = format!("The field 'key' for an _id index must be {{_id: 1}}, but got {key}");
         return Err(Error::bad_value(message).into());
     }
     // With all options, for one of the two may leave out what is so anyway.

@@ -18,6 +18,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec::now("killOp", Spec::ADMIN, kill_op),
     Spec::now("getDefaultRWConcern", Spec::ADMIN, default_concern),
     Spec::now("profile", 0, profile),
+    Spec::now("top", Spec::ADMIN, top),
     Spec::now("features", 0, features),
     Spec::later("fsync", Spec::ADMIN, fsync),
     Spec::now("shutdown", Spec::ADMIN, shutdown),
@@ -260,6 +261,13 @@ fn profile(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
         Some(1 | 2) => Err(Failure::new(code::COMMAND_NOT_SUPPORTED, "the profiler is not supported")),
         _ => Err(Error::bad_value("'profile' must be -1, 0, 1 or 2").into()),
     }
+}
+
+/// Zeros would be a wrong answer.
+fn top(_: &Call<'_>, _: &mut DocBuilder) -> Result<()> {
+    let message = "'top' is not supported: what is read and written is not counted by collection; 'collStats' has sizes, \
+                   'serverStatus' counts commands";
+    Err(Failure::new(code::COMMAND_NOT_SUPPORTED, message))
 }
 
 fn features(_: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
