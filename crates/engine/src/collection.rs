@@ -11,6 +11,7 @@ use crate::effects::{CollectionNumber, RecordNumber};
 use crate::event::Uuid;
 use crate::index::{ID_INDEX, Index, IndexSpec};
 use crate::namespace::Namespace;
+use crate::prebuilt::Prebuilt;
 use crate::trie::Trie;
 use rockdove_documents::collation::Collation;
 use rockdove_documents::filter::{Filter, FilterOptions};
@@ -70,11 +71,13 @@ pub struct Collection {
     bytes: u64,
 }
 
-/// Buffers that index maintenance uses again and again.
+/// What index maintenance uses: buffers, again and again.
 #[derive(Default)]
 pub struct Scratch {
     old: RowBuf,
     new: RowBuf,
+    /// Indexes that were built beside the sequencer, for those that are created next.
+    pub(crate) prebuilt: Vec<Prebuilt>,
 }
 
 impl CollectionInfo {
@@ -207,6 +210,10 @@ impl Collection {
         self.records.at_or_before(upto)
     }
 
+    pub(crate) fn trie(&self) -> &Trie<Doc> {
+        &self.records
+    }
+
     /// All records in insertion order.
     pub fn records(&self) -> impl Iterator<Item = (RecordNumber, &Doc)> {
         self.records.iter()
@@ -275,15 +282,12 @@ impl Collection {
 
     /// Builds an index over all documents; fails without a change if they break it.
     pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<(), WriteError> {
-        let mut index = Index::new(spec);
-        let (keys, rows) = (KeySet::new([&index.spec.key]), &mut scratch.new);
-        for (record, doc) in self.records.iter() {
-            keys.keys(doc.raw(), &record.to_be_bytes(), |_| index.spec.covers(doc.raw()), rows)?;
-            if index.spec.unique && index.has_conflict(rows.row(0), record) {
-                return Err(duplicate_key(&self.info.ns, &index.spec, doc.raw()));
-            }
-            index.add(rows.row(0));
-        }
+        let prebuilt = scratch.prebuilt.iter().position(|built| built.is(self.info.number, &spec));
+        let built = match prebuilt.map(|at| scratch.prebuilt.swap_remove(at)) {
+            Some(mut built) => built.catch_up(self, &mut scratch.new).map(|_| built)?,
+            None => Prebuilt::build(self, spec.clone(), &mut scratch.new)?,
+        };
+        let index = built.into_index(spec);
         self.indexes.retain(|other| other.spec.name != index.spec.name);
         self.indexes.push(index);
         self.keys = key_set(&self.indexes);
@@ -336,7 +340,7 @@ fn missing(record: RecordNumber) -> Error {
 }
 
 /// `E11000` with the index and the values concerned, in words and as drivers expect them in `writeErrors`.
-fn duplicate_key(ns: &Namespace, spec: &IndexSpec, doc: RawDoc<'_>) -> WriteError {
+pub(crate) fn duplicate_key(ns: &Namespace, spec: &IndexSpec, doc: RawDoc<'_>) -> WriteError {
     let value = key_value(spec, doc);
     let message = format!(
         "E11000 duplicate key error collection: {ns} index: {} dup key: {}",

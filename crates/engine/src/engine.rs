@@ -13,6 +13,7 @@ use crate::keeper::{Keeper, Limits};
 use crate::limits::{Disk, Memory};
 use crate::multi::{self, LOOKING_MAX};
 use crate::open::{self, OpenError};
+use crate::prebuilt;
 use crate::risk::{RiskField, RiskStatus, Valuation};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
 use crate::state::State;
@@ -268,7 +269,13 @@ impl Engine {
 
     /// Changes what collections and indexes there are.
     pub async fn define(&self, definition: Definition, ack: Ack) -> Result<DefinitionReply> {
-        self.ask(|reply| Request::Define(Box::new(definition), ack, reply)).await?
+        let prebuilt = match &definition {
+            Definition::CreateIndexes { ns, specs } => {
+                prebuilt::indexes(self, &self.0.looking, ns, specs).await?
+            }
+            _ => Vec::new(),
+        };
+        self.ask(|reply| Request::Define(Box::new(definition), prebuilt, ack, reply)).await?
     }
 
     /// Returns once everything written so far is durable.

@@ -44,6 +44,7 @@ mod multi;
 mod namespace;
 mod open;
 mod plan;
+mod prebuilt;
 mod risk;
 mod scan;
 mod sequencer;

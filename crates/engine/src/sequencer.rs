@@ -39,6 +39,7 @@ use crate::limits::{self, Disk, Memory, New, Reserve};
 use crate::log::{CommitError, CommitLog, Worth};
 use crate::multi::Portion;
 use crate::namespace::Namespace;
+use crate::prebuilt::Prebuilt;
 use crate::risk::Valuation;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::state::{State, describe};
@@ -74,8 +75,8 @@ pub enum Request {
     FindAndModify(Box<FindAndModify>, oneshot::Sender<Found>),
     /// Carry out a part of a statement.
     Portion(Box<Portion>, oneshot::Sender<PortionDone>),
-    /// Change collections or indexes.
-    Define(Box<Definition>, Ack, oneshot::Sender<Result<DefinitionReply>>),
+    /// Change collections or indexes; some of the indexes may be built already.
+    Define(Box<Definition>, Vec<Prebuilt>, Ack, oneshot::Sender<Result<DefinitionReply>>),
     /// Delete documents that a TTL index says are over; answers how many went.
     Expire {
         /// The collection.
@@ -353,9 +354,11 @@ impl Sequencer {
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::Portion(to, done)));
             }
-            Request::Define(definition, ack, to) => {
+            Request::Define(definition, prebuilt, ack, to) => {
+                self.scratch.prebuilt = prebuilt;
                 let done =
                     self.begin(ack, batch).and_then(|()| definition::carry_out(self, *definition, batch));
+                self.scratch.prebuilt.clear();
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::Define(to, done)));
             }

@@ -46,6 +46,20 @@ impl<T> Node<T> {
         let bit = 1u32 << slot;
         ((self.used & (bit - 1)).count_ones() as usize, self.used & bit != 0)
     }
+
+    fn value(&self, slot: u32) -> Option<&T> {
+        match (&self.slots, self.position(slot)) {
+            (Slots::Leaf(values), (position, true)) => values.get(position),
+            _ => None,
+        }
+    }
+
+    fn child(&self, slot: u32) -> Option<&Arc<Node<T>>> {
+        match (&self.slots, self.position(slot)) {
+            (Slots::Inner(children), (position, true)) => children.get(position),
+            _ => None,
+        }
+    }
 }
 
 fn slot(key: u64, height: u32) -> u32 {
@@ -135,6 +149,19 @@ impl<T: Clone> Trie<T> {
         })
     }
 
+    /// Shows `found` each key whose value may not be the one of `before`, with both values. What both share is passed over:
+    /// the work is in proportion to what was changed between them.
+    pub fn changes(&self, before: &Trie<T>, found: &mut impl FnMut(u64, Option<&T>, Option<&T>)) {
+        let (mut before, mut after) = (before.clone(), self.clone());
+        while before.height < after.height {
+            before.raise();
+        }
+        while after.height < before.height {
+            after.raise();
+        }
+        changes(Some(&before.root), Some(&after.root), after.height, 0, found);
+    }
+
     /// Adds a level above the root.
     fn raise(&mut self) {
         let empty = self.root.used == 0;
@@ -187,6 +214,34 @@ fn remove<T: Clone>(node: &mut Node<T>, height: u32, key: u64) -> Option<T> {
         node.used &= !(1 << slot);
     }
     old
+}
+
+/// The keys below two nodes of one place whose values may differ.
+fn changes<T>(
+    before: Option<&Arc<Node<T>>>,
+    after: Option<&Arc<Node<T>>>,
+    height: u32,
+    prefix: u64,
+    found: &mut impl FnMut(u64, Option<&T>, Option<&T>),
+) {
+    if let (Some(before), Some(after)) = (before, after)
+        && Arc::ptr_eq(before, after)
+    {
+        return;
+    }
+    let mut used = before.map_or(0, |node| node.used) | after.map_or(0, |node| node.used);
+    while used != 0 {
+        let slot = used.trailing_zeros();
+        used &= used - 1;
+        let prefix = (prefix << BITS) | u64::from(slot);
+        if height == 0 {
+            found(prefix, before.and_then(|node| node.value(slot)), after.and_then(|node| node.value(slot)));
+        } else {
+            let (before, after) =
+                (before.and_then(|node| node.child(slot)), after.and_then(|node| node.child(slot)));
+            changes(before, after, height - 1, prefix, found);
+        }
+    }
 }
 
 /// The first entry at or after `from` below `node`, whose keys start with `prefix`.
@@ -260,6 +315,19 @@ mod tests {
                 }
             }
             snapshots.push((trie, model));
+            for ((before, was), (after, is)) in snapshots.iter().zip(&snapshots[1..]) {
+                for ((before, was), (after, is)) in [((before, was), (after, is)), ((after, is), (before, was))] {
+                    let mut made = was.clone();
+                    after.changes(before, &mut |key, old, new| {
+                        assert_eq!((old, new), (was.get(&key), is.get(&key)));
+                        match new {
+                            Some(new) => drop(made.insert(key, *new)),
+                            None => drop(made.remove(&key)),
+                        }
+                    });
+                    prop_assert_eq!(&made, is);
+                }
+            }
             for (trie, model) in snapshots {
                 prop_assert_eq!(trie.len(), model.len());
                 prop_assert!(trie.iter().map(|(k, v)| (k, *v)).eq(model.iter().map(|(k, v)| (*k, *v))));
@@ -268,5 +336,20 @@ mod tests {
                 prop_assert_eq!(trie.get(probe), model.get(&probe));
             }
         }
+    }
+
+    #[test]
+    fn only_what_was_changed_is_looked_at() {
+        let mut trie = Trie::default();
+        for key in 0..100_000 {
+            trie.insert(key, 0);
+        }
+        let before = trie.clone();
+        trie.insert(70_000, 1);
+        trie.insert(1 << 30, 1);
+        let mut looked = 0;
+        trie.changes(&before, &mut |_, _, _| looked += 1);
+        assert_eq!(looked, 32 + 1);
+        trie.changes(&trie.clone(), &mut |_, _, _| panic!("nothing was changed"));
     }
 }

@@ -3,8 +3,8 @@
 mod support;
 
 use rockdove_documents::interrupt::Interrupt;
-use rockdove_documents::{Doc, Error, Owned, code, doc};
-use rockdove_engine::{Engine, Options, Outcome, StartAt, Write};
+use rockdove_documents::{Doc, Error, Owned, Value, code, doc};
+use rockdove_engine::{Ack, Definition, Engine, Find, Hint, Options, Outcome, StartAt, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use support::*;
@@ -102,4 +102,59 @@ async fn an_interrupt_ends_it_between_documents() {
     assert_eq!(engine.write(write).await.unwrap_err().code, code::INTERRUPTED);
     let changed: Vec<Doc> = find(&engine, &ns(), doc! { "k": 1 });
     assert!(!changed.is_empty() && changed.len() < COUNT as usize, "{} are changed", changed.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_write_while_indexes_are_built() {
+    let engine = filled().await;
+    for n in (COUNT..10 * COUNT).step_by(COUNT as usize) {
+        let docs =
+            (n..n + COUNT).map(|n| statement_insert(&ns(), doc! { "_id": n, "n": n % 4, "k": [n, 1] }));
+        bounded(engine.write(write_of(docs.collect()))).await.unwrap();
+    }
+    let (done, began) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let others = {
+        let (engine, done, began) = (engine.clone(), done.clone(), began.clone());
+        tokio::spawn(async move {
+            let mut written = 0;
+            while !done.load(Ordering::Relaxed) {
+                let id = doc! { "_id": (written * 7 % COUNT) };
+                update(&engine, &ns(), id.clone(), doc! { "$inc": { "k": 1 } }, false).await.unwrap();
+                delete(&engine, &ns(), doc! { "_id": (COUNT + written) }, false).await.unwrap();
+                insert(&engine, &ns(), doc! { "_id": format!("new {written}"), "k": 7 }).await.unwrap();
+                written += 1;
+                began.store(true, Ordering::Relaxed);
+            }
+            written
+        })
+    };
+    eventually("others write", || began.load(Ordering::Relaxed)).await;
+    let before = engine.snapshot().collection(&ns()).unwrap().next_record();
+    let keys = [doc! { "k": 1 }, doc! { "n": 1, "k": -1 }];
+    let specs = keys.iter().map(|keys| doc! { "key": keys }).collect();
+    let define = engine.define(Definition::CreateIndexes { ns: ns(), specs }, Ack::WRITTEN);
+    assert_eq!(bounded(define).await.unwrap().indexes_after, 3);
+    let during = engine.snapshot().collection(&ns()).unwrap().next_record() - before;
+    done.store(true, Ordering::Relaxed);
+    assert!(bounded(others).await.unwrap() > 0 && during > 5, "{during} inserted meanwhile");
+    let state = engine.snapshot();
+    let collection = state.collection(&ns()).unwrap();
+    for (keys, index) in keys.iter().zip(&collection.indexes()[1..]) {
+        let find = |hint| {
+            let all = Find { hint: Some(hint), ..Find::new(ns(), filter(doc! {})) };
+            let mut ids: Vec<String> =
+                engine.find(all).unwrap().map(|doc| format!("{:?}", doc.unwrap().get("_id"))).collect();
+            ids.sort_unstable();
+            ids
+        };
+        assert_eq!(find(Hint::Keys(keys.clone())), find(Hint::Natural { reverse: false }));
+        let entries: usize = collection
+            .records()
+            .map(|(_, doc)| match doc.get("k") {
+                Some(Value::Array(array)) => array.len(),
+                _ => 1,
+            })
+            .sum();
+        assert_eq!(index.tree.len(), entries, "no entry of what has gone");
+    }
 }
