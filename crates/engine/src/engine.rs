@@ -221,11 +221,6 @@ impl Engine {
         self.0.feed.stats()
     }
 
-    /// How many change streams were told of events so far, each as often as it was told.
-    pub fn streams_told(&self) -> u64 {
-        self.0.feed.told()
-    }
-
     /// A new ObjectId.
     pub fn new_object_id(&self) -> ObjectId {
         let seconds = u32::try_from(self.now_ms() / 1000).unwrap_or_default();

@@ -58,8 +58,6 @@ struct Shared {
     /// Bytes that the ring had dropped when the groups last let go of what it dropped. Moved like the mark.
     forgotten: AtomicU64,
     stopping: AtomicBool,
-    /// How many streams were told of events, all events together.
-    told: AtomicU64,
     /// Turns for streams that evaluate events themselves.
     aside: Arc<Semaphore>,
     wake: (Mutex<()>, Condvar),
@@ -95,7 +93,6 @@ impl Feed {
             dispatched: AtomicU64::new(last.bits()),
             forgotten: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
-            told: AtomicU64::new(0),
             aside: Arc::new(Semaphore::new(ASIDE_MAX)),
             wake: (Mutex::new(()), Condvar::new()),
             epoch,
@@ -172,11 +169,6 @@ impl Feed {
             complete_after: ring.complete_after,
             last: ring.last,
         }
-    }
-
-    /// How many streams were told of events so far, each as often as it was told.
-    pub fn told(&self) -> u64 {
-        self.shared.told.load(Ordering::Relaxed)
     }
 
     /// Stops the dispatcher; streams then end with `ShutdownInProgress`.
@@ -280,7 +272,6 @@ impl Shared {
         self.dispatched.store(upto.bits(), Ordering::Release);
         news.sort_unstable_by_key(Arc::as_ptr);
         news.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        self.told.fetch_add(news.iter().map(|group| group.streams() as u64).sum(), Ordering::Relaxed);
         news.iter().for_each(|group| group.news.notify_waiters());
         true
     }

@@ -338,13 +338,8 @@ impl Group {
         self.streams.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// How many streams follow it.
-    pub fn streams(&self) -> usize {
-        self.streams.load(Ordering::Relaxed)
-    }
-
     fn is_followed(&self) -> bool {
-        self.streams() > 0
+        self.streams.load(Ordering::Relaxed) > 0
     }
 
     /// Whether it is given events; otherwise its streams evaluate each event themselves.

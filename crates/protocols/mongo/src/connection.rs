@@ -34,9 +34,6 @@ pub const WRITE_STALL: Duration = Duration::from_secs(60);
 const STOPPING_GRACE: Duration = Duration::from_millis(300);
 /// Replies are gathered up to this size while further requests are there already.
 const OUT_BYTES: usize = 256 * 1024;
-/// While a request has only so many change streams told of something, they write first. An event has further to go than a
-/// reply; but who waits for the reply does not wait for a crowd.
-const STREAMS_FIRST_MAX: u64 = 4;
 /// From this size on a reply's document is written from where it was built, without a copy.
 const DIRECT_BYTES: usize = 64 * 1024;
 
@@ -84,7 +81,6 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, peer: SocketAdd
         topology,
         client: &connected.client,
         pace: Pace::default(),
-        told: shared.engine.streams_told(),
     };
     match connection.run().await {
         Ok(()) => tracing::debug!(id, "disconnected"),
@@ -106,8 +102,6 @@ struct Connection<'s, S> {
     topology: watch::Receiver<State>,
     client: &'s Client,
     pace: Pace,
-    /// How many change streams had been told of something when the last bytes came.
-    told: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
@@ -121,15 +115,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
                     }
                 }
                 Ok(None) => {
-                    if (1..=STREAMS_FIRST_MAX).contains(&(self.shared.engine.streams_told() - self.told)) {
-                        tokio::task::yield_now().await;
-                    }
                     self.flush().await?;
                     if self.at_end {
                         return Ok(());
                     }
                     self.receive().await?;
-                    self.told = self.shared.engine.streams_told();
                 }
                 Err(error) => {
                     self.flush().await?;

@@ -5,7 +5,6 @@ mod support;
 use rockdove_documents::{Owned, Value, doc};
 use rockdove_mongo::codec::{Compressor, Flags, encode_compressed, encode_msg, op_code};
 use rockdove_mongo::shared::Counters;
-use std::sync::Arc;
 use std::time::Duration;
 use support::{Peer, cursor, number, server, until_waits};
 use tokio::io::AsyncWriteExt;
@@ -45,24 +44,6 @@ async fn replies_sent_before_a_wait_are_counted() {
     until_waits(&shared, "getMore").await;
     assert_eq!(reply.header.response_to, 50);
     assert_eq!(counted() - before, reply.header.length as u64);
-}
-
-#[tokio::test]
-async fn who_hears_of_a_write_hears_of_it_before_who_made_it() {
-    let shared = server();
-    let order = Arc::default();
-    let (mut writer, mut watcher) = (Peer::noted(&shared, 1, &order), Peer::noted(&shared, 2, &order));
-    let watch = doc! { "aggregate": "c", "pipeline": [{ "$changeStream": {} }], "cursor": {}, "$db": "db" };
-    let (id, _) = cursor(&watcher.good(&watch).await);
-    for n in 0..20 {
-        let more = doc! { "getMore": id, "collection": "c", "maxTimeMS": 60_000, "$db": "db" };
-        watcher.send(&more).await;
-        until_waits(&shared, "getMore").await;
-        order.lock().unwrap().clear();
-        writer.good(&doc! { "insert": "c", "documents": [{ "_id": n }], "$db": "db" }).await;
-        assert_eq!(cursor(&watcher.receive().await.unwrap().doc).1.len(), 1);
-        assert_eq!(*order.lock().unwrap(), [2, 1]);
-    }
 }
 
 #[tokio::test]

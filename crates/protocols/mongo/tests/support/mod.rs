@@ -9,12 +9,9 @@ use rockdove_mongo::codec::{self, Flags, Header};
 use rockdove_mongo::connection::serve;
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
-use std::io;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 /// No answer takes longer than this, unless something is wrong.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -50,37 +47,6 @@ pub struct Message {
     pub doc: Doc,
 }
 
-struct Noted {
-    stream: DuplexStream,
-    number: u32,
-    order: Arc<Mutex<Vec<u32>>>,
-}
-
-impl AsyncRead for Noted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Noted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.order.lock().unwrap().push(self.number);
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
 pub struct Peer {
     pub stream: DuplexStream,
     next_id: i32,
@@ -88,14 +54,8 @@ pub struct Peer {
 
 impl Peer {
     pub fn connect(shared: &Arc<Shared>) -> Peer {
-        Peer::noted(shared, 0, &Arc::default())
-    }
-
-    /// A peer whose number is added to `order` whenever the server writes to it.
-    pub fn noted(shared: &Arc<Shared>, number: u32, order: &Arc<Mutex<Vec<u32>>>) -> Peer {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
-        let stream = Noted { stream: theirs, number, order: order.clone() };
-        tokio::spawn(serve(stream, "127.0.0.1:9".parse().expect("an address"), shared.clone()));
+        tokio::spawn(serve(theirs, "127.0.0.1:9".parse().expect("an address"), shared.clone()));
         Peer { stream: ours, next_id: 1 }
     }
 
