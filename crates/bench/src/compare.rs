@@ -99,6 +99,8 @@ impl Peer {
             let spent = match (exchange, &mut stream) {
                 (Exchange::Event, Some(stream)) => {
                     stream.ask()?;
+                    // So that the stream waits already, as it does when events come now and then.
+                    self.connection.run(&doc! { "ping": 1, "$db": "admin" })?;
                     let started = Instant::now();
                     self.connection.send(&frame(&insert))?;
                     stream.answer()?;
