@@ -350,6 +350,10 @@ impl Desk {
             let found = look(&|| state.failure.clone()).transpose();
             let late = deadline.is_some_and(|at| Instant::now() >= at);
             if found.is_some() || state.closed || late {
+                if found.is_none() && lead.is_some() && index > self.synced() {
+                    // Who gives up still wants its entry on disk.
+                    self.request_locked(&mut state, Cause::Request);
+                }
                 state.sleepers.retain(|sleeper| sleeper.id() != me.id());
                 self.sleeping.store(state.sleepers.len(), Ordering::Relaxed);
                 let synced = self.synced();
@@ -520,7 +524,7 @@ impl Desk {
     fn wait_for_work(&self, since: Instant) -> Option<Work> {
         let mut state = self.state.lock();
         let work = self.find_work(&mut state, since)?;
-        state.in_round = matches!(work, Work::Sync);
+        state.in_round |= matches!(work, Work::Sync);
         Some(work)
     }
 
@@ -530,6 +534,9 @@ impl Desk {
             if state.stop || state.failure.is_some() {
                 return None;
             }
+            if state.announce_at.is_some_and(|at| Instant::now() >= at) {
+                return Some(Work::Announce);
+            }
             if state.in_round {
                 state.syncer_waits = true;
                 self.work.wait(state);
@@ -537,6 +544,9 @@ impl Desk {
                 continue;
             }
             let unsynced = self.written() > self.synced();
+            if !unsynced {
+                unsynced_since = None;
+            }
             if state.has_complete() || (unsynced && self.is_asked_for()) {
                 return Some(Work::Sync);
             }
@@ -558,9 +568,6 @@ impl Desk {
                 let cause = if is_due(&by_age) { Cause::Age } else { Cause::Policy };
                 state.causes.join(cause.into());
                 return Some(Work::Sync);
-            }
-            if is_due(&state.announce_at) {
-                return Some(Work::Announce);
             }
             match [by_policy, by_age, state.announce_at].into_iter().flatten().min() {
                 Some(at) => drop(self.work.wait_until(state, at)),
@@ -722,11 +729,14 @@ impl Drop for LeaderGuard<'_> {
 }
 
 impl Shared {
-    /// Carries out a round for the caller, who waits for it.
+    /// Carries out a round for the caller, who waits for it. A segment that was completed meanwhile is synced, and left to
+    /// the syncer otherwise.
     pub(crate) fn lead(&self) {
         let guard = LeaderGuard(self);
         self.desk.gather();
-        self.sync_round();
+        if let Err(error) = self.sync_written() {
+            self.fail_sync(error);
+        }
         drop(guard);
     }
 
@@ -740,12 +750,10 @@ impl Shared {
     /// Syncs everything that is written, moves the mark, seals what is complete, and tells the callbacks. The caller has
     /// begun the round.
     fn sync_round(&self) {
-        let begun = Instant::now();
-        let (target, causes, dirty) = self.desk.begin_round();
-        if let Err(e) = sync_files(&self.folder, &dirty) {
-            return self.fail_sync(e);
-        }
-        self.desk.advance(target, causes, &dirty, begun.elapsed());
+        let (target, dirty) = match self.sync_written() {
+            Ok(synced) => synced,
+            Err(error) => return self.fail_sync(error),
+        };
         self.tell(&Ok(target));
         if let Err(e) = self.seal_complete(&dirty) {
             return self.fail_sync(e);
@@ -754,6 +762,15 @@ impl Shared {
             self.desk.forget_sealed();
             self.sealed();
         }
+    }
+
+    /// Syncs everything that is written and moves the mark, which ends the round: up to where, and in which files.
+    fn sync_written(&self) -> Result<(u64, Vec<Dirty>), DiskError> {
+        let begun = Instant::now();
+        let (target, causes, dirty) = self.desk.begin_round();
+        sync_files(&self.folder, &dirty)?;
+        self.desk.advance(target, causes, &dirty, begun.elapsed());
+        Ok((target, dirty))
     }
 
     /// Appends the mark of what was synced, unless the core is in use: then it is tried again.

@@ -88,6 +88,26 @@ fn a_file_that_is_shortened_is_found_out_by_who_waits() {
     assert_eq!(journal.synced(), 1);
 }
 
+/// Segments that end early are shortened when they are sealed, and not beside a sync that looks whether they are whole.
+#[test]
+fn those_who_wait_roll_segments() {
+    let temp = tempfile::tempdir().unwrap();
+    let options = Options { segment_bytes: 64 << 10, ..options() };
+    let (journal, writer, _) = Journal::open(temp.path(), options).unwrap();
+    let terms = Terms { time_ns: 0, value: 0, level: Level::Sync };
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let appender = writer.appender();
+            scope.spawn(move || {
+                (0..150)
+                    .for_each(|_| drop(appender.append_and_wait(&[&[thread; 6000]], terms, LONG).unwrap()));
+            });
+        }
+    });
+    assert_eq!(journal.synced(), 1200);
+    writer.close().unwrap();
+}
+
 /// A reader beside the writer, reading the file by calls, never finds half an entry.
 #[test]
 fn who_reads_the_file_finds_whole_entries() {

@@ -175,3 +175,38 @@ fn closing_waits_for_the_sync_that_is_under_way() {
     assert_eq!(journal.written(), 5);
     assert!(recovery.clean, "{recovery:?}");
 }
+
+/// Segments that end early are shortened when they are sealed: by nobody who waits, and not beside another round.
+#[test]
+fn segments_that_are_completed_meanwhile_are_left_to_the_syncer() {
+    for seed in 0..20 {
+        let disk = SimDisk::new(seed);
+        let (journal, writer, _) = open(&disk);
+        std::thread::scope(|scope| {
+            for thread in 0..6u8 {
+                let appender = writer.appender();
+                // Two of them fill most of a segment, so that pages are left of it.
+                scope.spawn(move || (0..40).for_each(|_| drop(commit(&appender, &[thread; 6000]).unwrap())));
+            }
+        });
+        assert_eq!(journal.synced(), 240);
+        writer.close().unwrap();
+    }
+}
+
+/// Also where the policy is never to sync: the level asks for it.
+#[test]
+fn who_gives_up_has_asked_for_the_sync() {
+    let disk = SimDisk::new(1);
+    let (journal, writer) = open_named(&disk);
+    let paused = disk.pause_syncs(".seg");
+    let threads = start_behind(&disk, &writer, 0);
+    let late = writer.appender().append_and_wait(&[b"x"], TERMS, Duration::from_millis(5));
+    assert!(
+        matches!(late, Err(CommitError::Wait { index: 3, error: WaitError::Timeout { .. } })),
+        "{late:?}"
+    );
+    drop(paused);
+    threads.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap()));
+    journal.wait_synced_blocking(3, LONG).unwrap();
+}
