@@ -12,7 +12,7 @@ use crate::state::State;
 use crate::statement::has_expired;
 use arc_swap::ArcSwap;
 use parking_lot::{Condvar, Mutex};
-use rockdove_journal::Journal;
+use rockdove_journal::{Health, Journal};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -163,6 +163,10 @@ impl Work {
         }
         match save_checkpoint(dir, &data, self.lineage, journal) {
             Ok(bytes) => self.checkpoint_bytes = bytes,
+            // The engine was closed meanwhile; what is written then needs none.
+            Err(reason) if matches!(journal.health(), Health::Closed) => {
+                tracing::debug!(reason, "no checkpoint was written");
+            }
             Err(reason) => tracing::error!(reason, "no checkpoint was written; the log keeps growing"),
         }
         self.log_bytes_then = journal.disk_bytes();

@@ -99,8 +99,9 @@ fn those_who_wait_roll_segments() {
         for thread in 0..8u8 {
             let appender = writer.appender();
             scope.spawn(move || {
-                (0..150)
-                    .for_each(|_| drop(appender.append_and_wait(&[&[thread; 6000]], terms, LONG).unwrap()));
+                for _ in 0..150 {
+                    appender.append_and_wait(&[&[thread; 6000]], terms, LONG).unwrap();
+                }
             });
         }
     });

@@ -186,7 +186,11 @@ fn segments_that_are_completed_meanwhile_are_left_to_the_syncer() {
             for thread in 0..6u8 {
                 let appender = writer.appender();
                 // Two of them fill most of a segment, so that pages are left of it.
-                scope.spawn(move || (0..40).for_each(|_| drop(commit(&appender, &[thread; 6000]).unwrap())));
+                scope.spawn(move || {
+                    for _ in 0..40 {
+                        commit(&appender, &[thread; 6000]).unwrap();
+                    }
+                });
             }
         });
         assert_eq!(journal.synced(), 240);
@@ -207,6 +211,8 @@ fn who_gives_up_has_asked_for_the_sync() {
         "{late:?}"
     );
     drop(paused);
-    threads.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap()));
+    for thread in threads {
+        thread.join().unwrap().unwrap();
+    }
     journal.wait_synced_blocking(3, LONG).unwrap();
 }
