@@ -1,4 +1,5 @@
-//! The keeper: one thread that deletes expired documents on time, writes checkpoints and watches the disk.
+//! The keeper: one thread that deletes expired documents on time, writes checkpoints and watches the disk: its space, and
+//! whether it answers.
 //!
 //! It reads snapshots and asks the sequencer like anybody else; it holds nothing that the engine waits for.
 
@@ -21,6 +22,9 @@ use tokio::sync::{mpsc, oneshot};
 
 /// How often it looks: expired documents go at most this late, and the time their deletion takes.
 const EVERY: Duration = Duration::from_millis(250);
+
+/// A sync that takes so long is told.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
 
 /// While the disk is short a checkpoint is tried this often at most.
 const SHORT_EVERY: Duration = Duration::from_secs(1);
@@ -51,6 +55,8 @@ struct Work {
     checkpoint_bytes: u64,
     /// When a checkpoint was last tried because the disk is short.
     tried: Option<Instant>,
+    /// It was told that the disk hangs.
+    hangs: bool,
 }
 
 impl Keeper {
@@ -74,6 +80,7 @@ impl Keeper {
             log_bytes_then: log_bytes.saturating_sub(since.log_bytes),
             checkpoint_bytes: since.checkpoint_bytes,
             tried: None,
+            hangs: false,
             journal,
             lineage,
         };
@@ -105,8 +112,23 @@ impl Drop for Keeper {
 
 impl Work {
     fn look(&mut self) {
+        self.watch_syncs();
         self.expire();
         self.checkpoint();
+    }
+
+    /// Tells when the disk hangs, and when it answers again.
+    fn watch_syncs(&mut self) {
+        let Some((journal, _)) = &self.journal else { return };
+        let hangs = journal.syncing().is_some_and(|took| took >= HANGS_AFTER);
+        match (std::mem::replace(&mut self.hangs, hangs), hangs) {
+            (false, true) => tracing::warn!(
+                "the disk has not answered a sync for {} s; what waits for the disk waits",
+                HANGS_AFTER.as_secs()
+            ),
+            (true, false) => tracing::info!("the disk answers again"),
+            _ => {}
+        }
     }
 
     /// Has everything deleted whose time is over.

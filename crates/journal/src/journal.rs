@@ -184,6 +184,12 @@ impl Journal {
         self.0.desk.rounds()
     }
 
+    /// How long the sync that is under way has taken so far; `None` while there is none. A disk that hangs shows here:
+    /// nothing is given up then, and what waits for the disk waits.
+    pub fn syncing(&self) -> Option<Duration> {
+        self.0.desk.syncing()
+    }
+
     /// When segments roll besides when they are full.
     pub fn cycle(&self) -> Option<Cycle> {
         self.0.state_file.lock().state().cycle.clone()

@@ -151,6 +151,8 @@ struct DeskState {
     last_round: Duration,
     /// Somebody carries out a round.
     in_round: bool,
+    /// When it began to sync.
+    syncing_since: Option<Instant>,
     /// The syncer waits for the end of a round that it does not carry out itself.
     syncer_waits: bool,
     /// Somebody is to be told of each round.
@@ -295,6 +297,11 @@ impl Desk {
 
     pub(crate) fn exposure(&self) -> Exposure {
         self.ledger.as_ref().map_or_else(Exposure::default, |ledger| ledger.lock().exposure())
+    }
+
+    /// How long the disk has been syncing, if it is.
+    pub(crate) fn syncing(&self) -> Option<Duration> {
+        self.state.lock().syncing_since.map(|since| since.elapsed())
     }
 
     /// From now on somebody is to be told of each round.
@@ -476,7 +483,7 @@ impl Desk {
         self.failed.store(true, Ordering::Release);
         self.wake(&mut state);
         self.work.notify_one();
-        state.in_round = false;
+        (state.in_round, state.syncing_since) = (false, None);
         first
     }
 
@@ -600,7 +607,11 @@ impl Desk {
     /// Begins a round: up to where, why, and in which files.
     fn begin_round(&self) -> (u64, Causes, Vec<Dirty>) {
         // First the causes: what they ask for is written, so the round covers it.
-        let causes = std::mem::take(&mut self.state.lock().causes);
+        let causes = {
+            let mut state = self.state.lock();
+            state.syncing_since = Some(Instant::now());
+            std::mem::take(&mut state.causes)
+        };
         let written = match &self.ledger {
             None => self.written(),
             Some(ledger) => {
@@ -616,7 +627,7 @@ impl Desk {
     /// Moves the mark after a round has succeeded, which ends it.
     fn advance(&self, target: u64, mut causes: Causes, synced: &[Dirty], took: Duration) {
         let mut state = self.state.lock();
-        (state.in_round, state.last_round) = (false, took);
+        (state.in_round, state.syncing_since, state.last_round) = (false, None, took);
         for dirty in &mut state.dirty {
             dirty.named |= synced.iter().any(|s| Arc::ptr_eq(&s.segment, &dirty.segment));
         }

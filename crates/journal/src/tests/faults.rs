@@ -187,9 +187,13 @@ fn a_disk_that_hangs_slows_the_appends_and_bounds_what_is_unsynced() {
     assert!(seen < 2000);
     assert!(journal.0.segments.read().len() <= 17 + 1);
     check(&journal, seen, 500);
+    let so_far = journal.syncing().expect("a sync is under way");
+    until("it takes longer", || journal.syncing().is_some_and(|now| now > so_far));
     drop(paused);
     let _writer = appender.join().unwrap();
     check(&journal, 2000, 500);
+    sync(&journal);
+    until("the syncs have ended", || journal.syncing().is_none());
 }
 
 #[test]
