@@ -117,27 +117,25 @@ impl Memory {
     }
 }
 
-/// What of the log is used before small documents are refused while the disk is short.
+/// What the log's segment keeps for deletions and marks while the disk is short.
 #[derive(Debug, Default)]
 pub struct Reserve {
-    /// Bytes that are left; none are counted before somebody asks, or while the disk is not short.
-    left: Option<u64>,
+    /// Bytes that the segment had left when somebody asked first, since the disk was short or the segment began.
+    at: Option<u64>,
 }
 
 impl Reserve {
     /// The disk is not short.
     pub fn restore(&mut self) {
-        self.left = None;
+        self.at = None;
     }
 
-    /// Whether so many bytes are left. `room` is what the log has left now.
+    /// Whether at least half of what was left stays after so many bytes. `room` is what the segment has left now: more
+    /// than before in a new one.
     pub fn has(&mut self, bytes: u64, room: u64) -> bool {
-        *self.left.get_or_insert(room / 2) >= bytes
-    }
-
-    /// The log has grown by so many bytes.
-    pub fn used(&mut self, bytes: u64) {
-        self.left = self.left.map(|left| left.saturating_sub(bytes));
+        let at = self.at.get_or_insert(room);
+        *at = room.max(*at);
+        room.saturating_sub(bytes) >= *at / 2
     }
 }
 
@@ -230,16 +228,15 @@ mod tests {
     }
 
     #[test]
-    fn half_of_what_the_log_had_left_is_the_reserve() {
+    fn half_of_what_the_segment_had_left_is_the_reserve() {
         let mut reserve = Reserve::default();
         for _ in 0..2 {
             assert!(reserve.has(5000, 10_000) && !reserve.has(5001, 10_000));
-            reserve.used(4000);
-            assert!(reserve.has(1000, 10_000));
-            reserve.used(4000);
-            assert!(!reserve.has(1, 10_000), "whatever the log has now");
+            assert!(reserve.has(1000, 6000) && !reserve.has(1001, 6000));
+            assert!(!reserve.has(0, 4999), "whatever has used it");
+            assert!(reserve.has(10_000, 20_000) && !reserve.has(10_001, 20_000), "a new segment");
+            assert!(!reserve.has(0, 9999));
             reserve.restore();
-            reserve.used(9999);
         }
     }
 }

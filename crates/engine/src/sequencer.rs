@@ -62,8 +62,6 @@ const BATCH_BYTES_MAX: usize = 4 << 20;
 const BATCH_VALUE_MAX: u64 = 1 << 62;
 /// One position of the log is remembered for so many bytes of it.
 const MARK_BYTES: usize = 1 << 20;
-/// What the log adds to a batch: rather too much than too little.
-const ENTRY_BYTES: u64 = 128;
 /// How often silent sessions are looked for.
 const SESSIONS_EVERY_MS: i64 = 60_000;
 
@@ -672,7 +670,6 @@ impl Sequencer {
 
     fn publish(&mut self, index: u64, size: usize, upto: Timestamp, events: Vec<Arc<Event>>) {
         self.index = index;
-        self.reserve.used(size as u64 + ENTRY_BYTES);
         self.unmarked_bytes += size;
         if self.unmarked_bytes >= MARK_BYTES {
             self.unmarked_bytes = 0;
