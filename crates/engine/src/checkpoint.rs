@@ -8,6 +8,7 @@
 //! * The log keeps everything after the newest checkpoint, and what change streams may still ask for.
 
 use crate::collection::{Collection, CollectionInfo, Scratch};
+use crate::effects::LEVELS_MAX;
 use crate::index::IndexSpec;
 use crate::namespace::Namespace;
 use crate::sequencer::CheckpointData;
@@ -15,7 +16,7 @@ use crate::sessions::Sessions;
 use crate::state::{Dropped, State, describe, uuid_of};
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
-use rockdove_documents::{Doc, DocBuilder, MAX_DEPTH, RawDoc, Timestamp, Value, doc};
+use rockdove_documents::{Doc, DocBuilder, RawDoc, Timestamp, Value, doc};
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -28,8 +29,6 @@ const SUFFIX: &str = ".checkpoint";
 const TEMPORARY: &str = "checkpoint.tmp";
 /// Longest record accepted: a document of the largest size and its frame.
 const RECORD_BYTES_MAX: usize = 48 << 20;
-/// Deepest nesting of a record: it has documents inside, or what a command had, which are not held to it here.
-const LEVELS_MAX: usize = 2 * MAX_DEPTH;
 
 /// Bytes of a record before its document.
 const RECORD_HEAD_BYTES: usize = 1 + 8;
@@ -409,6 +408,7 @@ mod tests {
     use super::*;
     use crate::command::Retry;
     use crate::sessions::{self, Done, Stored};
+    use rockdove_documents::MAX_DEPTH;
 
     /// The bytes of a checkpoint with one collection, which has two indexes and three documents.
     fn whole() -> Vec<u8> {

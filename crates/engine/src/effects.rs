@@ -9,7 +9,7 @@
 //! * Decoding checks every length against what is there and never panics.
 
 use bytes::Bytes;
-use rockdove_documents::{Doc, DocBuilder, Timestamp, Value, check};
+use rockdove_documents::{Doc, DocBuilder, MAX_DEPTH, Timestamp, Value};
 use thiserror::Error;
 
 /// Version of the batch format.
@@ -18,6 +18,10 @@ const VERSION: u8 = 1;
 const HEADER_BYTES: usize = 1 + 8 + 8;
 /// Set in the flags byte when the document as it was before follows.
 const HAS_BEFORE: u8 = 1;
+
+/// Deepest nesting of what the log and checkpoints keep: it has documents inside, or what a command had, which are held to
+/// less when they come in.
+pub const LEVELS_MAX: usize = 2 * MAX_DEPTH;
 
 /// Number of a collection; never used twice.
 pub type CollectionNumber = u32;
@@ -229,7 +233,7 @@ impl Effect {
                 out.append("record", i64::try_from(*record).ok()?);
             }
             for (part, doc) in parts.iter().filter_map(|(part, doc)| Some((part, (*doc)?))) {
-                check(doc.bytes()).ok()?;
+                let doc = Doc::new_within(doc.bytes().clone(), LEVELS_MAX).ok()?;
                 out.append_value(part, Value::Document(doc.raw()));
             }
             Some(out.into_vec())
@@ -438,6 +442,14 @@ mod tests {
             "document": doc! { "_id": 7, "text": "x".repeat(300) },
         };
         assert_eq!(insert, expected);
+    }
+
+    #[test]
+    fn what_nests_as_deep_as_a_checkpoint_may_is_described() {
+        let nested = |levels: usize| (1..levels).fold(doc! {}, |inner, _| doc! { "a": inner });
+        let described = |statement| describe_batch(&encoded(&[Effect::Retryable { statement }]));
+        assert!(described(nested(MAX_DEPTH + 1)).is_some() && described(nested(LEVELS_MAX)).is_some());
+        assert_eq!(described(nested(LEVELS_MAX + 1)), None);
     }
 
     #[test]
