@@ -33,8 +33,8 @@ const RECORD_BYTES_MAX: usize = 48 << 20;
 /// Bytes of a record before its document.
 const RECORD_HEAD_BYTES: usize = 1 + 8;
 const CHECKSUM_BYTES: u64 = 4;
-/// What a collection and each of its indexes are taken to need for their descriptions.
-const COLLECTION_BYTES: u64 = 512;
+/// What the header is taken to need.
+const HEADER_BYTES: u64 = 512;
 
 const TAG_END: u8 = 0;
 const TAG_COLLECTION: u8 = 1;
@@ -121,9 +121,9 @@ fn write_file(path: &Path, data: &CheckpointData, lineage: Lineage) -> io::Resul
 pub fn bytes_of(state: &State) -> u64 {
     let of = |collection: &Collection| {
         let records = collection.bytes() + (RECORD_HEAD_BYTES * collection.len()) as u64;
-        records + COLLECTION_BYTES * (1 + collection.indexes().len() as u64)
+        records + collection.description_bytes()
     };
-    COLLECTION_BYTES + state.collections().map(|collection| of(collection)).sum::<u64>()
+    HEADER_BYTES + state.collections().map(|collection| of(collection)).sum::<u64>()
 }
 
 /// Removes what an interrupted or failed checkpoint has left.

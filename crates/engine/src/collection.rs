@@ -19,6 +19,9 @@ use rockdove_documents::key::{KeySet, RowBuf};
 use rockdove_documents::{Doc, DocBuilder, Error, RawDoc, Result, Value, code, doc};
 use std::sync::Arc;
 
+/// What a collection and each of its indexes are taken to need for their descriptions, besides the documents in them.
+const DESCRIPTION_BYTES: u64 = 512;
+
 /// What a collection is, apart from its documents.
 #[derive(Clone, Debug)]
 pub struct CollectionInfo {
@@ -173,6 +176,13 @@ impl Collection {
     /// Bytes of all index entries together.
     pub fn index_bytes(&self) -> u64 {
         self.indexes.iter().map(|index| index.tree.key_bytes() as u64).sum()
+    }
+
+    /// Bytes of what describes it, its indexes included: options, specifications and what goes with them.
+    pub fn description_bytes(&self) -> u64 {
+        let specs = self.indexes.iter().map(|index| index.spec.doc.bytes().len() as u64);
+        let parts = 1 + self.indexes.len() as u64;
+        parts * DESCRIPTION_BYTES + self.info.options.bytes().len() as u64 + specs.sum::<u64>()
     }
 
     /// The indexes, `_id_` first.

@@ -26,7 +26,7 @@ pub struct State {
     dropped: Arc<Vec<Dropped>>,
     /// Time of the last effect.
     at: Timestamp,
-    /// Bytes of documents and index entries.
+    /// Bytes of documents, index entries and descriptions.
     bytes: u64,
 }
 
@@ -49,7 +49,7 @@ impl State {
         self.at
     }
 
-    /// Bytes of documents and index entries.
+    /// Bytes of documents, index entries and descriptions.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -255,6 +255,7 @@ impl State {
         let info =
             CollectionInfo::new(number, ns.clone(), uuid, options.unwrap_or(RawDoc::empty()).to_doc())?;
         let collection = Arc::new(Collection::new(info));
+        self.bytes += weight(&collection);
         let info = collection.info.clone();
         Arc::make_mut(&mut self.names).insert(ns, number);
         self.collections.insert(u64::from(number), collection);
@@ -300,7 +301,7 @@ fn evict(collection: &mut Collection, scratch: &mut Scratch) {
 
 /// Bytes a collection counts for.
 fn weight(collection: &Collection) -> u64 {
-    collection.bytes() + collection.index_bytes()
+    collection.bytes() + collection.index_bytes() + collection.description_bytes()
 }
 
 fn unknown(number: CollectionNumber) -> Error {

@@ -197,8 +197,10 @@ async fn retry_records_count_as_memory_and_give_way() {
             assert!(engine.memory().used_bytes() > 20_000, "{}", engine.memory().used_bytes());
         }
     }
-    assert!(engine.snapshot().bytes() < 1000);
-    assert!(engine.memory().used_bytes() <= limit / 8, "{}", engine.memory().used_bytes());
+    let collection = engine.snapshot().bytes();
+    assert!(collection < 2000, "{collection}: no document is left");
+    let used = engine.memory().used_bytes();
+    assert!(used <= limit / 8 + collection, "{used}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -109,6 +109,22 @@ fn a_full_memory_takes_small_documents_up_to_the_last_mark() {
 }
 
 #[test]
+fn collections_without_documents_do_not_pass_the_last_mark() {
+    let options = doc! { "validator": { "x": "x".repeat(3000) } };
+    for options in [doc! {}, options] {
+        let mut sequencer = on(Box::new(MemoryLog::default()), Arc::default(), Valuation::default());
+        sequencer.memory = Arc::new(Memory::new(LIMIT / 4, 75, 90));
+        let create = |n: usize| Definition::Create { ns: ns(&format!("c{n}")), options: options.clone() };
+        let refused = (0..10_000).find_map(|n| define(&mut sequencer, create(n)));
+        assert_eq!((refused, sequencer.stored_bytes() * 100 / (LIMIT / 4)), (MEMORY, 95));
+        for collection in sequencer.state.clone().collections() {
+            assert_eq!(define(&mut sequencer, Definition::Drop { ns: collection.info.ns.clone() }), None);
+        }
+        assert_eq!(sequencer.stored_bytes(), 0);
+    }
+}
+
+#[test]
 fn a_short_disk_takes_small_documents_while_it_has_more_than_half_of_what_was_left() {
     let disk = SimDisk::new(1);
     let options = Options { sync: SyncPolicy::Never, segment_bytes: 1 << 20, ..Options::default() };
