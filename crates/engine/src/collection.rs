@@ -11,7 +11,7 @@ use crate::effects::{CollectionNumber, RecordNumber};
 use crate::event::Uuid;
 use crate::index::{ID_INDEX, Index, IndexSpec};
 use crate::namespace::Namespace;
-use crate::prebuilt::Prebuilt;
+use crate::prebuilt::{ALWAYS, Prebuilt};
 use crate::trie::Trie;
 use rockdove_documents::collation::Collation;
 use rockdove_documents::filter::{Filter, FilterOptions};
@@ -80,7 +80,7 @@ pub struct Scratch {
     old: RowBuf,
     new: RowBuf,
     /// Indexes that were built beside the sequencer, for those that are created next.
-    pub(crate) prebuilt: Vec<Prebuilt>,
+    pub(crate) prebuilt: Option<Box<Prebuilt>>,
 }
 
 impl CollectionInfo {
@@ -292,12 +292,16 @@ impl Collection {
 
     /// Builds an index over all documents; fails without a change if they break it.
     pub fn create_index(&mut self, spec: Arc<IndexSpec>, scratch: &mut Scratch) -> Result<(), WriteError> {
-        let prebuilt = scratch.prebuilt.iter().position(|built| built.is(self.info.number, &spec));
-        let built = match prebuilt.map(|at| scratch.prebuilt.swap_remove(at)) {
-            Some(mut built) => built.catch_up(self, &mut scratch.new).map(|_| built)?,
-            None => Prebuilt::build(self, spec.clone(), &mut scratch.new)?,
+        let rows = &mut scratch.new;
+        let prebuilt = scratch.prebuilt.as_mut();
+        let built = match prebuilt.and_then(|built| Some((built.find(self.info.number, &spec)?, built))) {
+            Some((at, built)) => {
+                built.catch_up(self, rows, ALWAYS)?;
+                built.index(at)
+            }
+            None => Prebuilt::build(self, std::slice::from_ref(&spec), rows, ALWAYS)?.index(0),
         };
-        let index = built.into_index(spec);
+        let index = Index { spec, ..built };
         self.indexes.retain(|other| other.spec.name != index.spec.name);
         self.indexes.push(index);
         self.keys = key_set(&self.indexes);

@@ -210,61 +210,64 @@ fn create_indexes(
     batch: &mut Batch,
 ) -> Result<DefinitionReply> {
     let options = seq.state.collection(ns).map(|collection| collection.info.options.clone());
-    let options = options.unwrap_or_default();
-    let parse = |spec: &Doc| IndexSpec::parse(inheriting(spec, options.raw()).raw());
-    let parsed: Vec<IndexSpec> = specs.iter().map(parse).collect::<Result<_>>()?;
+    let parsed = parse_indexes(specs, options.unwrap_or_default().raw())?;
     let created_collection = seq.state.collection(ns).is_none();
     let info = seq.ensure_collection(ns, batch)?;
-    if info.view.is_some() {
-        return Err(Error::new(
-            code::COMMAND_NOT_SUPPORTED_ON_VIEW,
-            format!("Namespace {ns} is a view, not a collection"),
-        ));
-    }
-    let count =
-        |seq: &Sequencer| seq.state.collection(ns).map_or(0, |collection| collection.indexes().len() as i32);
-    let indexes_before = count(seq);
-    let mut made: Vec<&str> = Vec::new();
-    for spec in &parsed {
-        let result = create_index(seq, &info, spec, batch);
-        match result {
-            Ok(true) => made.push(&spec.name),
-            Ok(false) => {}
-            Err(error) => {
-                // All or nothing: those of this command that were built go again.
-                for name in made {
-                    let name = doc! { "name": name };
-                    seq.effect(batch, Effect::DropIndex { collection: info.number, name }, None)?;
-                }
-                return Err(error);
+    info.refuse_view()?;
+    let collection = existing(seq, ns)?;
+    let missing = missing_indexes(&collection, parsed)?;
+    let indexes_before = collection.indexes().len() as i32;
+    for (made, spec) in missing.iter().enumerate() {
+        if let Err(error) = create_index(seq, &info, spec, batch) {
+            // All or nothing: those of this command that were built go again.
+            for spec in &missing[..made] {
+                let name = doc! { "name": &spec.name };
+                seq.effect(batch, Effect::DropIndex { collection: info.number, name }, None)?;
             }
+            return Err(error);
         }
     }
-    let indexes_after = count(seq);
     Ok(DefinitionReply {
-        changed: indexes_after != indexes_before,
+        changed: !missing.is_empty(),
         indexes_before,
-        indexes_after,
+        indexes_after: indexes_before + missing.len() as i32,
         created_collection,
         ..Default::default()
     })
 }
 
-/// Builds an index unless it is there already; `false` if it was.
-fn create_index(
-    seq: &mut Sequencer,
-    info: &CollectionInfo,
-    spec: &IndexSpec,
-    batch: &mut Batch,
-) -> Result<bool> {
-    let Some(collection) = seq.state.by_number(info.number) else { return Ok(false) };
-    for there in collection.indexes().iter().map(|index| &index.spec) {
+/// Reads the specifications of `createIndexes` for a collection with these options.
+pub fn parse_indexes(specs: &[Doc], options: RawDoc<'_>) -> Result<Vec<IndexSpec>> {
+    specs.iter().map(|spec| IndexSpec::parse(inheriting(spec, options).raw())).collect()
+}
+
+/// Those of the indexes that are to be built, each once. Fails if one of them cannot be beside those that are there or
+/// come before it, or if they are too many.
+pub fn missing_indexes(collection: &Collection, specs: Vec<IndexSpec>) -> Result<Vec<Arc<IndexSpec>>> {
+    let mut all: Vec<Arc<IndexSpec>> = collection.indexes().iter().map(|index| index.spec.clone()).collect();
+    for spec in specs {
+        if is_there(&all, &spec)? {
+            continue;
+        }
+        if all.len() >= INDEXES_MAX {
+            let ns = &collection.info.ns;
+            let message = format!("too many indexes: {ns} can have {INDEXES_MAX}, and these are more");
+            return Err(Error::new(code::CANNOT_CREATE_INDEX, message));
+        }
+        all.push(Arc::new(spec));
+    }
+    Ok(all.split_off(collection.indexes().len()))
+}
+
+/// Whether one of `all` is this index. Fails if it is another one of the same name, or has another name.
+fn is_there(all: &[Arc<IndexSpec>], spec: &IndexSpec) -> Result<bool> {
+    for there in all {
         let same_options = there.doc.get("expireAfterSeconds").map(|v| v.to_owned())
             == spec.doc.get("expireAfterSeconds").map(|v| v.to_owned());
         let is_id = there.name == ID_INDEX;
         match (there.name == spec.name, there.same_signature(spec) || (is_id && same_id_keys(spec))) {
-            (true, true) if same_options => return Ok(false),
-            (_, true) if is_id => return Ok(false),
+            (true, true) if same_options => return Ok(true),
+            (_, true) if is_id => return Ok(true),
             (true, true) => {
                 let message = format!(
                     "An equivalent index already exists with the same name but different options. Requested index: {}, existing index: {}",
@@ -288,14 +291,18 @@ fn create_index(
             (false, false) => {}
         }
     }
-    if collection.indexes().len() >= INDEXES_MAX {
-        let message = format!("too many indexes: {} has {INDEXES_MAX} already", info.ns);
-        return Err(Error::new(code::CANNOT_CREATE_INDEX, message));
-    }
-    let (number, spec) = (info.number, spec.doc.clone());
+    Ok(false)
+}
+
+fn create_index(
+    seq: &mut Sequencer,
+    info: &CollectionInfo,
+    spec: &IndexSpec,
+    batch: &mut Batch,
+) -> Result<()> {
+    let (collection, spec) = (info.number, spec.doc.clone());
     seq.check_room(&info.ns, spec.bytes().len(), batch)?;
-    seq.effect(batch, Effect::CreateIndex { collection: number, spec }, None)?;
-    Ok(true)
+    Ok(seq.effect(batch, Effect::CreateIndex { collection, spec }, None)?)
 }
 
 fn same_id_keys(spec: &IndexSpec) -> bool {

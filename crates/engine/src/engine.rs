@@ -120,6 +120,8 @@ struct Inner {
     keeper: Mutex<Option<Keeper>>,
     /// Turns for statements that look for many documents.
     looking: Arc<Semaphore>,
+    /// The turn to build indexes of a large collection.
+    building: Arc<Semaphore>,
     recovery: open::Report,
     journal: Option<Journal>,
     valuation: Valuation,
@@ -173,6 +175,7 @@ impl Engine {
             sequencer: Mutex::new(Some(thread)),
             keeper: Mutex::new(None),
             looking: Arc::new(Semaphore::new(LOOKING_MAX)),
+            building: Arc::new(Semaphore::new(1)),
             recovery: opened.report,
             journal: opened.journal.clone(),
             valuation,
@@ -264,12 +267,13 @@ impl Engine {
 
     /// Changes what collections and indexes there are.
     pub async fn define(&self, definition: Definition, ack: Ack) -> Result<DefinitionReply> {
-        let prebuilt = match &definition {
+        let built = match &definition {
             Definition::CreateIndexes { ns, specs } => {
-                prebuilt::indexes(self, &self.0.looking, ns, specs).await?
+                prebuilt::indexes(self, &self.0.building, ns, specs).await?
             }
-            _ => Vec::new(),
+            _ => None,
         };
+        let (prebuilt, _turn) = built.unzip();
         self.ask(|reply| Request::Define(Box::new(definition), prebuilt, ack, reply)).await?
     }
 
@@ -358,7 +362,7 @@ impl Engine {
         request: impl FnOnce(oneshot::Sender<R>) -> Request,
     ) -> Result<R> {
         let (reply, answer) = oneshot::channel();
-        if self.0.closing.load(Ordering::Acquire) {
+        if self.is_closing() {
             return Err(shutting_down());
         }
         let left = if is_small { self.0.desk.try_now(request(reply)) } else { Some(request(reply)) };
@@ -366,6 +370,11 @@ impl Engine {
             self.0.requests.send(request).await.map_err(|_| shutting_down())?;
         }
         answer.await.map_err(|_| shutting_down())
+    }
+
+    /// Whether it takes no more requests.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.0.closing.load(Ordering::Acquire)
     }
 
     /// Stops taking requests, ends all change streams, closes the log cleanly. Later calls do nothing.
@@ -422,7 +431,7 @@ fn finds_by_id(filter: &Filter, sort: Option<&Sort>, hint: Option<&Hint>) -> boo
     is_plain && filter.names_one_id() && filter.is_cheap()
 }
 
-fn shutting_down() -> Error {
+pub(crate) fn shutting_down() -> Error {
     Error::new(code::SHUTDOWN_IN_PROGRESS, "The server is shutting down")
 }
 

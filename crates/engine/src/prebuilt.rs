@@ -6,19 +6,24 @@
 //!
 //! Invariants
 //! * What the sequencer takes over has the entries of the documents that are there then, as if it had built it itself.
-//! * Whatever goes wrong here is left to the sequencer, which then builds the index itself and says what is wrong.
+//! * One build at a time, so that nothing is built twice and what it takes of the memory is known.
+//! * A build ends when its caller goes, when the engine closes and when memory gets short. Nothing is built of a command
+//!   that the sequencer would refuse for what it says.
 
 use crate::collection::{Collection, duplicate_key};
 use crate::command::WriteError;
+use crate::definition;
 use crate::effects::{CollectionNumber, RecordNumber};
-use crate::engine::Engine;
-use crate::index::{Index, IndexSpec, inheriting};
+use crate::engine::{Engine, shutting_down};
+use crate::index::{Index, IndexSpec};
+use crate::limits::New;
 use crate::namespace::Namespace;
+use crate::state::State;
 use crate::trie::Trie;
 use rockdove_documents::key::{KeySet, RowBuf};
 use rockdove_documents::{Doc, Error, Result, code};
-use std::sync::Arc;
-use tokio::sync::Semaphore;
+use std::sync::{Arc, Weak};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A smaller collection is little work.
 const FEW_DOCUMENTS: usize = 1000;
@@ -26,41 +31,59 @@ const FEW_DOCUMENTS: usize = 1000;
 const REST_MAX: usize = 500;
 /// How often what has changed meanwhile is caught up with, if others write that much.
 const ROUNDS_MAX: usize = 10;
+/// After so many documents a build asks whether it may go on.
+const ASK_EVERY: usize = 1000;
 
-/// An index and the documents that it has the entries of.
+/// Whether a build may go on that has made so many bytes of entries.
+type MayGoOn<'a> = &'a dyn Fn(u64) -> Result<()>;
+
+/// What nobody may end.
+pub const ALWAYS: MayGoOn<'static> = &|_| Ok(());
+
+/// Indexes and the documents that they have the entries of.
 pub struct Prebuilt {
     collection: CollectionNumber,
     records: Trie<Doc>,
-    index: Index,
+    indexes: Vec<Index>,
+    /// The keys of `indexes`, in their order.
     keys: KeySet,
 }
 
 impl Prebuilt {
-    /// Builds an index over all documents; fails if they break it.
+    /// Builds indexes over all documents, which are walked once; fails if they break one.
     pub fn build(
         collection: &Collection,
-        spec: Arc<IndexSpec>,
+        specs: &[Arc<IndexSpec>],
         rows: &mut RowBuf,
+        may_go_on: MayGoOn<'_>,
     ) -> Result<Prebuilt, WriteError> {
-        let (keys, index) = (KeySet::new([&spec.key]), Index::new(spec));
+        let keys = KeySet::new(specs.iter().map(|spec| &spec.key));
+        let indexes = specs.iter().cloned().map(Index::new).collect();
         let mut built =
-            Prebuilt { collection: collection.info.number, records: Trie::default(), index, keys };
-        for (record, doc) in collection.trie().iter() {
+            Prebuilt { collection: collection.info.number, records: Trie::default(), indexes, keys };
+        for (count, (record, doc)) in collection.trie().iter().enumerate() {
+            if count.is_multiple_of(ASK_EVERY) {
+                may_go_on(built.bytes())?;
+            }
             built.add(&collection.info.ns, record, doc, rows)?;
         }
         built.records = collection.trie().clone();
         Ok(built)
     }
 
-    /// Whether it is this index of this collection.
-    pub fn is(&self, collection: CollectionNumber, spec: &IndexSpec) -> bool {
-        self.collection == collection
-            && self.index.spec.name == spec.name
-            && self.index.spec.same_signature(spec)
+    /// Where the index of this specification is, if it was built for this collection.
+    pub fn find(&self, collection: CollectionNumber, spec: &IndexSpec) -> Option<usize> {
+        let is_it = |index: &Index| index.spec.name == spec.name && index.spec.same_signature(spec);
+        self.indexes.iter().position(is_it).filter(|_| self.collection == collection)
     }
 
-    /// Takes in what has changed; how many documents did. Of no more use if that breaks the index.
-    pub fn catch_up(&mut self, collection: &Collection, rows: &mut RowBuf) -> Result<usize, WriteError> {
+    /// Takes in what has changed; how many documents did. Of no more use if that breaks an index.
+    pub fn catch_up(
+        &mut self,
+        collection: &Collection,
+        rows: &mut RowBuf,
+        may_go_on: MayGoOn<'_>,
+    ) -> Result<usize, WriteError> {
         let (mut gone, mut new) = (Vec::new(), Vec::new());
         collection.trie().changes(&self.records, &mut |record, before, after| {
             if before.map(Doc::bytes) != after.map(Doc::bytes) {
@@ -69,20 +92,30 @@ impl Prebuilt {
             }
         });
         // All of them before: what one document gives up another may have taken.
-        for (record, doc) in &gone {
-            self.keys_of(*record, doc, rows)?;
-            self.index.take_away(rows.row(0));
+        for part in gone.chunks(ASK_EVERY) {
+            may_go_on(self.bytes())?;
+            for (record, doc) in part {
+                self.take_away(*record, doc, rows)?;
+            }
         }
-        for (record, doc) in &new {
-            self.add(&collection.info.ns, *record, doc, rows)?;
+        for part in new.chunks(ASK_EVERY) {
+            may_go_on(self.bytes())?;
+            for (record, doc) in part {
+                self.add(&collection.info.ns, *record, doc, rows)?;
+            }
         }
         self.records = collection.trie().clone();
         Ok(gone.len().max(new.len()))
     }
 
-    /// The index, under this specification.
-    pub fn into_index(self, spec: Arc<IndexSpec>) -> Index {
-        Index { spec, ..self.index }
+    /// The index that is there; it shares its entries.
+    pub fn index(&self, at: usize) -> Index {
+        self.indexes[at].clone()
+    }
+
+    /// Bytes of all entries together.
+    fn bytes(&self) -> u64 {
+        self.indexes.iter().map(|index| index.tree.key_bytes() as u64).sum()
     }
 
     fn add(
@@ -93,71 +126,89 @@ impl Prebuilt {
         rows: &mut RowBuf,
     ) -> Result<(), WriteError> {
         self.keys_of(record, doc, rows)?;
-        if self.index.spec.unique && self.index.has_conflict(rows.row(0), record) {
-            return Err(duplicate_key(ns, &self.index.spec, doc.raw()));
+        for (number, index) in self.indexes.iter_mut().enumerate() {
+            if index.spec.unique && index.has_conflict(rows.row(number), record) {
+                return Err(duplicate_key(ns, &index.spec, doc.raw()));
+            }
+            index.add(rows.row(number));
         }
-        self.index.add(rows.row(0));
+        Ok(())
+    }
+
+    fn take_away(&mut self, record: RecordNumber, doc: &Doc, rows: &mut RowBuf) -> Result<()> {
+        self.keys_of(record, doc, rows)?;
+        for (number, index) in self.indexes.iter_mut().enumerate() {
+            index.take_away(rows.row(number));
+        }
         Ok(())
     }
 
     fn keys_of(&self, record: RecordNumber, doc: &Doc, rows: &mut RowBuf) -> Result<()> {
-        let (spec, record) = (&self.index.spec, record.to_be_bytes());
-        self.keys.keys(doc.raw(), &record, |_| spec.covers(doc.raw()), rows)
+        let covers = |number: usize| self.indexes[number].spec.covers(doc.raw());
+        self.keys.keys(doc.raw(), &record.to_be_bytes(), covers, rows)
     }
 }
 
-/// Builds those of the indexes that are not there, if the collection is large.
+/// Builds those of the indexes that are not there, if the collection is large. The turn is to be held until the sequencer
+/// has them: whoever waits for it with the same command then finds them there.
+///
+/// # Errors
+/// What a document breaks, such as 11000; 146 if memory gets short; 91 if the engine closes.
 pub async fn indexes(
     engine: &Engine,
     turns: &Arc<Semaphore>,
     ns: &Namespace,
     specs: &[Doc],
-) -> Result<Vec<Prebuilt>> {
-    let state = engine.snapshot();
-    let memory = engine.memory();
-    let large = state.collection(ns).filter(|there| there.len() >= FEW_DOCUMENTS).cloned();
-    let Some(collection) = large.filter(|_| memory.takes_all(memory.used_bytes())) else {
-        return Ok(Vec::new());
-    };
-    let missing = |spec: &IndexSpec| {
-        let mut there = collection.indexes().iter().map(|index| &index.spec);
-        there.all(|there| there.name != spec.name && !there.same_signature(spec))
-    };
-    let options = collection.info.options.raw();
-    let parsed = specs.iter().filter_map(|spec| IndexSpec::parse(inheriting(spec, options).raw()).ok());
-    let wanted: Vec<Arc<IndexSpec>> = parsed.filter(missing).map(Arc::new).collect();
-    if wanted.is_empty() {
-        return Ok(Vec::new());
+) -> Result<Option<(Box<Prebuilt>, OwnedSemaphorePermit)>> {
+    if wanted(&engine.snapshot(), ns, specs).is_none() {
+        return Ok(None);
     }
     let turn = turns.clone().acquire_owned().await.map_err(|error| internal(&error))?;
-    let engine = engine.clone();
+    // Goes with whoever waits here.
+    let caller = Arc::new(());
+    let (engine, asks, ns, specs) = (engine.clone(), Arc::downgrade(&caller), ns.clone(), specs.to_vec());
     let work = move || {
-        let _turn = turn;
-        build_all(&engine, &collection, wanted)
+        let built = build(&engine, &asks, &ns, &specs)?;
+        Ok(built.map(|built| (Box::new(built), turn)))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error))
+    tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error))?
 }
 
-fn build_all(engine: &Engine, collection: &Arc<Collection>, wanted: Vec<Arc<IndexSpec>>) -> Vec<Prebuilt> {
+/// The collection and the indexes that it lacks, if it is large. What is wrong with them is left to the sequencer to say.
+fn wanted(state: &State, ns: &Namespace, specs: &[Doc]) -> Option<(Arc<Collection>, Vec<Arc<IndexSpec>>)> {
+    let collection = state.collection(ns).filter(|there| there.len() >= FEW_DOCUMENTS)?;
+    let specs = definition::parse_indexes(specs, collection.info.options.raw()).ok()?;
+    let missing = definition::missing_indexes(collection, specs).ok()?;
+    (!missing.is_empty()).then(|| (collection.clone(), missing))
+}
+
+fn build(engine: &Engine, caller: &Weak<()>, ns: &Namespace, specs: &[Doc]) -> Result<Option<Prebuilt>> {
+    let Some((collection, specs)) = wanted(&engine.snapshot(), ns, specs) else { return Ok(None) };
+    let held = collection.bytes() + collection.index_bytes();
+    let spec_bytes = specs.iter().map(|spec| spec.doc.bytes().len() as u64).max().unwrap_or_default();
+    let may_go_on = |bytes: u64| {
+        check_wanted(engine, caller)?;
+        let memory = engine.memory();
+        memory.check(memory.used_bytes() + bytes, New { bytes: spec_bytes, held: held + bytes })
+    };
     let mut rows = RowBuf::default();
-    let build = |spec| Prebuilt::build(collection, spec, &mut rows).ok();
-    let mut built: Vec<Prebuilt> = wanted.into_iter().filter_map(build).collect();
+    let mut built = Prebuilt::build(&collection, &specs, &mut rows, &may_go_on)?;
     for _ in 0..ROUNDS_MAX {
         let state = engine.snapshot();
-        let Some(collection) = state.by_number(collection.info.number) else { return Vec::new() };
-        let mut changed = 0;
-        built.retain_mut(|built| match built.catch_up(collection, &mut rows) {
-            Ok(count) => {
-                changed = changed.max(count);
-                true
-            }
-            Err(_) => false,
-        });
-        if changed <= REST_MAX {
+        let Some(collection) = state.by_number(collection.info.number) else { return Ok(None) };
+        if built.catch_up(collection, &mut rows, &may_go_on)? <= REST_MAX {
             break;
         }
     }
-    built
+    Ok(Some(built))
+}
+
+/// Fails if nobody waits for a build any more.
+fn check_wanted(engine: &Engine, caller: &Weak<()>) -> Result<()> {
+    if caller.strong_count() == 0 {
+        return Err(Error::new(code::INTERRUPTED, "operation was interrupted"));
+    }
+    if engine.is_closing() { Err(shutting_down()) } else { Ok(()) }
 }
 
 fn internal(error: &dyn std::error::Error) -> Error {
@@ -168,8 +219,14 @@ fn internal(error: &dyn std::error::Error) -> Error {
 mod tests {
     use super::*;
     use crate::collection::{CollectionInfo, Scratch};
+    use crate::command::{Ack, Definition, Statement, Write};
+    use crate::engine::Options;
+    use crate::sequencer::Request;
     use proptest::prelude::*;
-    use rockdove_documents::doc;
+    use rockdove_documents::{DocBuilder, doc};
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::task::Poll;
 
     fn collection() -> Collection {
         let ns = Namespace::new("db", "c").unwrap();
@@ -212,16 +269,14 @@ mod tests {
                 spec(doc! { "key": { "a": 1, "b": -1 } }),
                 spec(doc! { "key": { "b": 1 }, "partialFilterExpression": { "b": { "$gt": 50 } } }),
             ];
-            let build = |collection: &Collection, spec: &Arc<IndexSpec>, rows: &mut RowBuf| {
-                Prebuilt::build(collection, spec.clone(), rows).ok().unwrap()
-            };
-            let mut built: Vec<_> = specs.iter().map(|spec| build(&collection, spec, &mut rows)).collect();
+            let mut built = Prebuilt::build(&collection, &specs, &mut rows, ALWAYS).ok().unwrap();
             for round in rounds {
                 round.into_iter().for_each(|one| change(&mut collection, one));
-                for (built, spec) in built.iter_mut().zip(&specs) {
-                    built.catch_up(&collection, &mut rows).unwrap();
-                    let fresh = build(&collection, spec, &mut rows);
-                    prop_assert_eq!(entries(&built.index), entries(&fresh.index));
+                built.catch_up(&collection, &mut rows, ALWAYS).unwrap();
+                for (at, spec) in specs.iter().enumerate() {
+                    prop_assert_eq!(built.find(1, spec), Some(at));
+                    let fresh = Prebuilt::build(&collection, std::slice::from_ref(spec), &mut rows, ALWAYS);
+                    prop_assert_eq!(entries(&built.index(at)), entries(&fresh.ok().unwrap().index(0)));
                 }
             }
         }
@@ -234,13 +289,130 @@ mod tests {
             change(&mut collection, (record, Some(record as i32)));
         }
         let unique = spec(doc! { "key": { "b": 1 }, "unique": true });
-        let mut built = Prebuilt::build(&collection, unique, &mut rows).ok().unwrap();
+        let mut built = Prebuilt::build(&collection, &[unique], &mut rows, ALWAYS).ok().unwrap();
         for (record, value) in [(1, Some(9)), (2, Some(1)), (3, None), (4, Some(2))] {
             change(&mut collection, (record, value));
         }
-        assert_eq!(built.catch_up(&collection, &mut rows), Ok(3));
-        assert_eq!(built.catch_up(&collection, &mut rows), Ok(0));
+        assert_eq!(built.catch_up(&collection, &mut rows, ALWAYS), Ok(3));
+        assert_eq!(built.catch_up(&collection, &mut rows, ALWAYS), Ok(0));
         change(&mut collection, (5, Some(9)));
-        assert_eq!(built.catch_up(&collection, &mut rows).unwrap_err().error.code, code::DUPLICATE_KEY);
+        assert_eq!(
+            built.catch_up(&collection, &mut rows, ALWAYS).unwrap_err().error.code,
+            code::DUPLICATE_KEY
+        );
+    }
+
+    #[test]
+    fn a_build_ends_within_a_thousand_documents() {
+        let (mut large, mut rows) = (collection(), RowBuf::default());
+        for record in 1..=5000 {
+            change(&mut large, (record, Some(1)));
+        }
+        let specs = [spec(doc! { "key": { "a": 1 } }), spec(doc! { "key": { "b": 1 } })];
+        let asked = Cell::new(0);
+        let enough = |bytes: u64| {
+            asked.set(asked.get() + 1);
+            assert_eq!(bytes > 0, asked.get() > 1);
+            if asked.get() < 3 { Ok(()) } else { Err(Error::new(code::INTERRUPTED, "enough")) }
+        };
+        let ended = Prebuilt::build(&large, &specs, &mut rows, &enough).err().unwrap();
+        assert_eq!((ended.error.code, asked.take()), (code::INTERRUPTED, 3));
+        let mut built = Prebuilt::build(&collection(), &specs, &mut rows, ALWAYS).ok().unwrap();
+        let ended = built.catch_up(&large, &mut rows, &enough).unwrap_err();
+        assert_eq!((ended.error.code, asked.take()), (code::INTERRUPTED, 3));
+    }
+
+    fn ns() -> Namespace {
+        Namespace::new("db", "c").unwrap()
+    }
+
+    /// An engine with a collection that is large; the documents have `b` twice.
+    async fn filled(memory_limit_bytes: u64) -> Engine {
+        let engine = Engine::open(Options { memory_limit_bytes, ..Options::memory() }).unwrap();
+        let insert = |n: i32| Statement::Insert { ns: ns(), doc: doc! { "_id": n, "a": n, "b": n / 2 } };
+        let statements = (0..2000).map(insert).collect();
+        let (retry, ack) = (None, Ack::WRITTEN);
+        let write =
+            Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None };
+        assert!(engine.write(write).await.unwrap().results.iter().all(Result::is_ok));
+        engine
+    }
+
+    fn on_field(name: &str) -> Doc {
+        let mut key = DocBuilder::new();
+        key.append(name, 1);
+        doc! { "key": key.finish() }
+    }
+
+    fn turns() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(1))
+    }
+
+    #[tokio::test]
+    async fn an_index_is_built_once_and_only_where_the_command_can_succeed() {
+        let engine = filled(1 << 30).await;
+        let wanted = |specs: &[Doc]| wanted(&engine.snapshot(), &ns(), specs).map(|(_, specs)| specs.len());
+        let a = |name: String| doc! { "key": { "a": 1 }, "name": name };
+        let many = |count: usize| -> Vec<Doc> { (0..count).map(|n| on_field(&format!("a.{n}"))).collect() };
+        assert_eq!(wanted(&vec![a("x".into()); 5000]), Some(1), "the same again");
+        assert_eq!(wanted(&[a("x".into()), a("y".into())]), None, "another name for it");
+        assert_eq!(wanted(&[a("x".into()), doc! { "key": { "b": 1 }, "name": "x" }]), None);
+        assert_eq!(wanted(&[a("x".into()), doc! { "key": { "b": "no" } }]), None);
+        assert_eq!(wanted(&[doc! { "key": { "_id": 1 } }]), None, "it is there");
+        assert_eq!((wanted(&many(63)), wanted(&many(64))), (Some(63), None));
+        let before = engine.operation_time();
+        let define = Definition::CreateIndexes { ns: ns(), specs: many(64) };
+        let refused = engine.define(define, Ack::WRITTEN).await.unwrap_err();
+        assert_eq!(refused.code, code::CANNOT_CREATE_INDEX);
+        assert_eq!(engine.operation_time(), before, "none was built");
+    }
+
+    #[tokio::test]
+    async fn what_another_has_built_meanwhile_is_not_built_again() {
+        let (engine, turns, specs) = (filled(1 << 30).await, turns(), [doc! { "key": { "a": 1 } }]);
+        let (built, turn) = indexes(&engine, &turns, &ns(), &specs).await.unwrap().unwrap();
+        let same = ns();
+        let mut second = std::pin::pin!(indexes(&engine, &turns, &same, &specs));
+        let waits = poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_pending())).await;
+        assert!(waits, "the first has the turn");
+        let define = Box::new(Definition::CreateIndexes { ns: ns(), specs: specs.to_vec() });
+        let defined = engine.ask(|to| Request::Define(define, Some(built), Ack::WRITTEN, to)).await.unwrap();
+        assert_eq!(defined.unwrap().indexes_after, 2);
+        drop(turn);
+        assert!(second.await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn what_breaks_an_index_is_said_at_once() {
+        let (engine, turns) = (filled(1 << 30).await, turns());
+        let specs = [doc! { "key": { "a": 1 } }, doc! { "key": { "b": 1 }, "unique": true }];
+        let refused = indexes(&engine, &turns, &ns(), &specs).await.err().unwrap();
+        assert_eq!(refused.code, code::DUPLICATE_KEY);
+        assert!(indexes(&engine, &turns, &ns(), &specs[..1]).await.unwrap().is_some(), "the turn is free");
+    }
+
+    #[tokio::test]
+    async fn entries_that_memory_has_no_room_for_are_not_built() {
+        let used = filled(1 << 30).await.memory().used_bytes();
+        let engine = filled(used * 10 / 8).await;
+        let before = engine.operation_time();
+        let specs = ["a", "b", "c", "d"].map(on_field).to_vec();
+        let define = Definition::CreateIndexes { ns: ns(), specs };
+        let refused = engine.define(define, Ack::WRITTEN).await.unwrap_err();
+        assert_eq!(refused.code, code::EXCEEDED_MEMORY_LIMIT);
+        assert_eq!(engine.operation_time(), before, "none was built");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_built_for_who_has_gone_or_while_the_engine_closes() {
+        let engine = filled(1 << 30).await;
+        let (caller, specs) = (Arc::new(()), [doc! { "key": { "a": 1 } }]);
+        let asks = Arc::downgrade(&caller);
+        assert!(build(&engine, &asks, &ns(), &specs).unwrap().is_some());
+        drop(caller);
+        assert_eq!(build(&engine, &asks, &ns(), &specs).err().unwrap().code, code::INTERRUPTED);
+        engine.close().await.unwrap();
+        let refused = indexes(&engine, &turns(), &ns(), &specs).await.err().unwrap();
+        assert_eq!(refused.code, code::SHUTDOWN_IN_PROGRESS);
     }
 }

@@ -74,7 +74,7 @@ pub enum Request {
     /// Carry out a part of a statement.
     Portion(Box<Portion>, oneshot::Sender<PortionDone>),
     /// Change collections or indexes; some of the indexes may be built already.
-    Define(Box<Definition>, Vec<Prebuilt>, Ack, oneshot::Sender<Result<DefinitionReply>>),
+    Define(Box<Definition>, Option<Box<Prebuilt>>, Ack, oneshot::Sender<Result<DefinitionReply>>),
     /// Delete documents that a TTL index says are over; answers how many went.
     Expire {
         /// The collection.
@@ -356,7 +356,7 @@ impl Sequencer {
                 self.scratch.prebuilt = prebuilt;
                 let done =
                     self.begin(ack, batch).and_then(|()| definition::carry_out(self, *definition, batch));
-                self.scratch.prebuilt.clear();
+                self.scratch.prebuilt = None;
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::Define(to, done)));
             }

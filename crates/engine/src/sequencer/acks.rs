@@ -232,7 +232,7 @@ fn documents_have_their_value_in_a_field() {
     let renamed = Definition::Rename { from: ns("other"), to: ns("paid"), drop_target: true };
     let (to, mut reply) = oneshot::channel();
     let _paused = bench.disk.pause_syncs(".seg");
-    bench.sequencer.carry_out([Request::Define(Box::new(renamed), vec![], Ack::WRITTEN, to)]);
+    bench.sequencer.carry_out([Request::Define(Box::new(renamed), None, Ack::WRITTEN, to)]);
     assert!(reply.try_recv().is_err(), "what was not counted under the former name waits for the disk");
 }
 

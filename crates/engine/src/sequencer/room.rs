@@ -33,7 +33,7 @@ fn write(sequencer: &mut Sequencer, statement: Statement) -> Option<i32> {
 
 fn define(sequencer: &mut Sequencer, definition: Definition) -> Option<i32> {
     let (to, mut reply) = oneshot::channel();
-    sequencer.carry_out([Request::Define(Box::new(definition), vec![], Ack::WRITTEN, to)]);
+    sequencer.carry_out([Request::Define(Box::new(definition), None, Ack::WRITTEN, to)]);
     reply.try_recv().unwrap().err().map(|error| error.code.number)
 }
 

@@ -250,11 +250,11 @@ fn large_documents(sequencer: &mut Sequencer) {
     let options = doc! { "changeStreamPreAndPostImages": { "enabled": true } };
     let (to, _) = oneshot::channel();
     let create = Definition::Create { ns: ns(), options };
-    sequencer.carry_out([Request::Define(Box::new(create), vec![], Ack::WRITTEN, to)]);
+    sequencer.carry_out([Request::Define(Box::new(create), None, Ack::WRITTEN, to)]);
     let index = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 0 };
     let (to, _) = oneshot::channel();
     let indexes = Definition::CreateIndexes { ns: ns(), specs: vec![index] };
-    sequencer.carry_out([Request::Define(Box::new(indexes), vec![], Ack::WRITTEN, to)]);
+    sequencer.carry_out([Request::Define(Box::new(indexes), None, Ack::WRITTEN, to)]);
     for id in 0..COUNT {
         let doc = doc! { "_id": id, "n": 0, "at": Value::DateTime(1), "text": "x".repeat(LARGE) };
         assert!(
