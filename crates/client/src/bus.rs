@@ -1,9 +1,9 @@
 //! The bus: one messaging node, and the handle an application holds.
 
 use crate::ack::{SendOptions, Sent};
-use crate::backend::{Backend, BackendError};
+use crate::backend::Backend;
 use crate::clock::{self, WallClock};
-use crate::driver::DriverBackend;
+use crate::driver::{CALL_LIMIT, DriverBackend};
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
 use crate::listen::{
     Delivery, HandlerError, Reject, RejectionHandler, Reply, Resolution, SubscribeOptions, Subscription,
@@ -322,7 +322,7 @@ pub struct BusBuilder {
     database: Option<String>,
     settings: Settings,
     send_only: bool,
-    reach: Option<Duration>,
+    reach: Duration,
     rejection: Option<Box<RejectionHandler>>,
     clock: Option<Box<WallClock>>,
 }
@@ -334,7 +334,7 @@ impl BusBuilder {
             database: None,
             settings: Settings::default(),
             send_only: false,
-            reach: None,
+            reach: CALL_LIMIT,
             rejection: None,
             clock: None,
         }
@@ -389,10 +389,11 @@ impl BusBuilder {
         self
     }
 
-    /// Connecting fails when no server has answered within `limit`: for programs that somebody waits for. It concerns
-    /// addresses, not back ends of the application's choice.
+    /// Connecting fails when no server has answered within `limit`, instead of half a minute: for programs that somebody
+    /// waits for. While servers answer and none is a primary, half a minute is waited at least. It concerns addresses, not
+    /// back ends of the application's choice.
     pub fn reach_within(mut self, limit: Duration) -> Self {
-        self.reach = Some(limit);
+        self.reach = limit;
         self
     }
 
@@ -414,25 +415,23 @@ impl BusBuilder {
         self
     }
 
-    /// Opens the bus. A server that cannot be reached is an error after half a minute, one that cannot be used as the
-    /// address says after a few seconds.
+    /// Opens the bus, also one that only sends, when a server can be used. One that cannot be reached is an error after
+    /// half a minute (see [`reach_within`](Self::reach_within)), one that cannot be used as the address says after a few
+    /// seconds.
     pub async fn connect(self) -> Result<Bus, ConnectError> {
         let settings = self.settings;
         settings.validate()?;
         let names = Names::new(settings.layout, &settings.queue)?;
         let me = settings.sender_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-        let (backend, driver): (Arc<dyn Backend>, _) = match self.target {
-            Target::Backend(backend) => (backend, None),
+        let (backend, owns_backend): (Arc<dyn Backend>, _) = match self.target {
+            Target::Backend(backend) => (backend, false),
             Target::Uri(uri) => {
                 let driver = DriverBackend::connect(&uri, self.database.as_deref(), APP_NAME).await;
                 let driver = driver.map_err(ConnectError::Address)?;
-                if let Some(limit) = self.reach {
-                    driver.reach(limit).await.map_err(ConnectError::Unreachable)?;
-                }
-                (Arc::new(driver.clone()), Some(driver))
+                driver.reach(self.reach).await.map_err(ConnectError::Unreachable)?;
+                (Arc::new(driver), true)
             }
         };
-        let owns_backend = driver.is_some();
         let mut node = Node::new(backend, settings, names, me, (self.send_only, owns_backend))?;
         node.rejection = self.rejection;
         if let Some(clock) = self.clock {
@@ -440,20 +439,9 @@ impl BusBuilder {
         }
         let node = Arc::new(node);
         if !node.send_only {
-            tokio::select! {
-                started = start(&node) => started?,
-                error = contradicted(driver) => return Err(ConnectError::Unreachable(error)),
-            }
+            start(&node).await?;
         }
         Ok(Bus { node })
-    }
-}
-
-/// Returns if the servers of an address cannot be used as it says.
-async fn contradicted(driver: Option<DriverBackend>) -> BackendError {
-    match driver {
-        Some(driver) => driver.contradicted().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -42,10 +42,9 @@ const POOL_MAX: u32 = 50;
 const REACH_PAUSE: Duration = Duration::from_millis(100);
 /// When servers are first asked why they cannot be used, and how often after that.
 const ASK_FIRST: Duration = Duration::from_millis(500);
-const ASK_AGAIN: Duration = Duration::from_secs(2);
-/// How long such a question may take, and how many servers of an address are asked.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// How long such a question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-const ASKED_MAX: usize = 3;
 /// A server that has not even been refused for so long does not answer.
 const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// How long no server may answer before the connection counts as lost.
@@ -105,27 +104,33 @@ enum Seen {
 
 impl Servers {
     fn note(&self, event: &SdamEvent) {
-        self.0.send_modify(|servers| match event {
-            SdamEvent::ServerOpening(event) => {
+        match event {
+            SdamEvent::ServerOpening(event) => self.0.send_modify(|servers| {
                 servers.entry(event.address.to_string()).or_insert(Seen::Not);
-            }
-            SdamEvent::ServerClosed(event) => {
+            }),
+            SdamEvent::ServerClosed(event) => self.0.send_modify(|servers| {
                 servers.remove(&event.address.to_string());
-            }
-            SdamEvent::ServerHeartbeatSucceeded(event) => {
-                servers.insert(event.server_address.to_string(), Seen::Answering);
-            }
+            }),
+            SdamEvent::ServerHeartbeatSucceeded(event) => self.hear(&event.server_address, Seen::Answering),
             SdamEvent::ServerHeartbeatFailed(event) => {
-                servers.insert(event.server_address.to_string(), Seen::Failed(text_of(&event.failure)));
+                self.hear(&event.server_address, Seen::Failed(text_of(&event.failure)));
             }
             _ => {}
+        }
+    }
+
+    /// What was heard of a server, unless it was removed meanwhile.
+    fn hear(&self, address: &ServerAddress, seen: Seen) {
+        self.0.send_if_modified(|servers| {
+            let known = servers.get_mut(&address.to_string());
+            known.map(|known| *known = seen).is_some()
         });
     }
 }
 
 /// Who does not answer, and why; `None` if one does, or may yet. Those of whom nothing was heard so far may, unless
 /// enough time has passed.
-fn silence(servers: &BTreeMap<String, Seen>, enough: bool) -> Option<String> {
+fn silence<'a>(servers: impl IntoIterator<Item = (&'a String, &'a Seen)>, enough: bool) -> Option<String> {
     let mut silent = Vec::new();
     for (address, seen) in servers {
         match seen {
@@ -137,23 +142,46 @@ fn silence(servers: &BTreeMap<String, Seen>, enough: bool) -> Option<String> {
     (!silent.is_empty()).then(|| format!("no server answers at {}", silent.join(", ")))
 }
 
-/// Why a server that answers cannot be used as the address says, if that is so; `silence` says which servers do not
-/// answer that the driver goes by.
+/// Why nothing can be asked of the servers when enough time has passed.
+fn obstacle(servers: &BTreeMap<String, Seen>) -> String {
+    let otherwise = || {
+        let text = if servers.is_empty() {
+            "no server answers in time"
+        } else {
+            "servers answer, none is a primary yet"
+        };
+        text.to_owned()
+    };
+    silence(servers, true).unwrap_or_else(otherwise)
+}
+
+/// Why none of the servers that answer can be used as the address says, if that is so. `silence` says which of the
+/// servers with these addresses do not answer.
 fn contradiction(
     address: &ClientOptions,
-    host: &str,
-    hello: &Document,
-    silence: Option<String>,
+    answers: &[(ServerAddress, Document)],
+    silence: impl Fn(&[String]) -> Option<String>,
 ) -> Option<String> {
-    let set = hello.get_str("setName").ok();
-    match (&address.repl_set_name, set) {
+    let of_one = |(host, hello): &(ServerAddress, Document)| contradiction_of(address, host, hello, &silence);
+    answers.iter().map(of_one).collect::<Option<Vec<_>>>()?.into_iter().next()
+}
+
+fn contradiction_of(
+    address: &ClientOptions,
+    host: &ServerAddress,
+    hello: &Document,
+    silence: impl Fn(&[String]) -> Option<String>,
+) -> Option<String> {
+    // A member that starts, or was removed, does not say of which set it is.
+    let is_member = hello.get_bool("isreplicaset").unwrap_or(false);
+    match (&address.repl_set_name, hello.get_str("setName").ok()) {
         (Some(asked), Some(set)) if asked != set => {
             return Some(format!(
                 "the address asks for the replica set `{asked}`, and the server at {host} is of `{set}`: write \
                  replicaSet={set}, or leave it out"
             ));
         }
-        (Some(asked), None) => {
+        (Some(asked), None) if !is_member => {
             return Some(format!(
                 "the address asks for the replica set `{asked}`, and the server at {host} is of none: leave \
                  replicaSet out"
@@ -161,15 +189,15 @@ fn contradiction(
         }
         _ => {}
     }
-    let named = hello.get_array("hosts").ok()?;
-    let is_named = named.iter().filter_map(Bson::as_str).any(|name| name.eq_ignore_ascii_case(host));
-    if is_named || address.direct_connection == Some(true) {
+    let named = ["hosts", "passives"].into_iter().filter_map(|field| hello.get_array(field).ok()).flatten();
+    let named: Vec<_> = named.filter_map(|name| ServerAddress::parse(name.as_str()?).ok()).collect();
+    if named.contains(host) || address.direct_connection == Some(true) {
         return None;
     }
     Some(format!(
         "{}, which the server at {host} names as its address: add directConnection=true to the address, or start the \
          server with `--advertise` and a name that is known here",
-        silence?
+        silence(&named.iter().map(ServerAddress::to_string).collect::<Vec<_>>())?
     ))
 }
 
@@ -191,9 +219,10 @@ impl DriverBackend {
         Ok(Self { database: client.database(&name), address, servers, knowledge: Arc::default() })
     }
 
-    /// Waits until a server answers, for at most `limit`: then the error is [`Transient`](BackendErrorKind::Transient), and
-    /// says who does not answer and why. What a server that was reached refuses is an error at once, and soon that servers
-    /// answer and cannot be used as the address says.
+    /// Waits until a server can be used, for at most `limit`; while servers answer and none of them is a primary, as in an
+    /// election, for half a minute at least. Then the error is [`Transient`](BackendErrorKind::Transient), and says who does
+    /// not answer and why. What a server that was reached refuses is an error at once, and soon that all that answer cannot
+    /// be used as the address says.
     pub async fn reach(&self, limit: Duration) -> BackendResult<()> {
         let ping = async {
             while let Err(error) = self.database.run_command(doc! { "ping": 1 }).await.map_err(convert) {
@@ -204,31 +233,46 @@ impl DriverBackend {
             }
             Ok(())
         };
+        let late = async {
+            tokio::time::sleep(limit).await;
+            let answering = self.servers.0.borrow().values().any(|seen| *seen == Seen::Answering);
+            if answering && limit < CALL_LIMIT {
+                tracing::warn!("{}; waiting for one", obstacle(&self.servers.0.borrow()));
+                tokio::time::sleep(CALL_LIMIT - limit).await;
+            }
+            BackendError::new(BackendErrorKind::Transient, obstacle(&self.servers.0.borrow()))
+        };
         tokio::select! {
             reply = ping => reply,
             error = self.contradicted() => Err(error),
-            () = tokio::time::sleep(limit) => {
-                let text = silence(&self.servers.0.borrow(), true);
-                let text = text.unwrap_or_else(|| "no server answers in time".to_owned());
-                Err(BackendError::new(BackendErrorKind::Transient, text))
-            }
+            error = late => Err(error),
         }
     }
 
-    /// Returns if servers answer and cannot be used as the address says, with why: for a while after the beginning,
-    /// when none can be used.
-    pub(crate) async fn contradicted(&self) -> BackendError {
+    /// Returns when all servers of the address that answer cannot be used as it says, at two looks in succession: what a
+    /// server says while it starts may not be so a moment later.
+    async fn contradicted(&self) -> BackendError {
         let begin = tokio::time::Instant::now();
         let Some(address) = &self.address else { return std::future::pending().await };
-        let mut pause = ASK_FIRST;
+        let (mut pause, mut before) = (ASK_FIRST, None);
         loop {
             tokio::time::sleep(std::mem::replace(&mut pause, ASK_AGAIN)).await;
-            for host in address.hosts.iter().take(ASKED_MAX) {
-                let Some(hello) = hello_of(address, host).await else { continue };
-                let silence = silence(&self.servers.0.borrow(), begin.elapsed() >= SILENT_AFTER);
-                if let Some(text) = contradiction(address, &host.to_string(), &hello, silence) {
+            let ask = |host: &ServerAddress| {
+                let host = host.clone();
+                async move { Some((host.clone(), hello_of(address, &host).await?)) }
+            };
+            let answers = futures_util::future::join_all(address.hosts.iter().map(ask)).await;
+            let answers: Vec<_> = answers.into_iter().flatten().collect();
+            let enough = begin.elapsed() >= SILENT_AFTER;
+            let found = contradiction(address, &answers, |named| {
+                let servers = self.servers.0.borrow();
+                silence(servers.iter().filter(|(address, _)| named.contains(address)), enough)
+            });
+            match found {
+                Some(text) if before.as_ref() == Some(&text) => {
                     return BackendError::new(BackendErrorKind::Other, text);
                 }
+                found => before = found,
             }
         }
     }
@@ -588,7 +632,7 @@ impl Backend for DriverBackend {
                 let _ = servers.wait_for(|servers| silence(servers, false).is_some()).await;
                 let answer = servers.wait_for(|servers| silence(servers, false).is_none());
                 let late = tokio::time::timeout(LOST_AFTER, answer).await.is_err();
-                let silence = silence(&self.servers.0.borrow(), false);
+                let silence = silence(&*self.servers.0.borrow(), false);
                 if let Some(text) = silence.filter(|_| late) {
                     return BackendError::new(BackendErrorKind::Transient, text);
                 }
@@ -892,7 +936,7 @@ mod tests {
     #[test]
     fn servers_are_silent_when_none_may_answer() {
         let check = |servers: &[(&str, Seen)], enough, expected: Option<&str>| {
-            let servers =
+            let servers: BTreeMap<_, _> =
                 servers.iter().map(|(address, seen)| ((*address).to_owned(), seen.clone())).collect();
             assert_eq!(silence(&servers, enough).as_deref(), expected, "{servers:?}");
         };
@@ -913,39 +957,87 @@ mod tests {
     }
 
     #[test]
-    fn what_an_address_and_a_server_say_is_compared() {
-        let check = |set: Option<&str>, direct: Option<bool>, hello: Document, expected: &[&str]| {
+    fn servers_that_answer_without_a_primary_are_not_silent() {
+        let servers =
+            |all: &[Seen]| (0..).map(|n: usize| format!("a:{n}")).zip(all.iter().cloned()).collect();
+        let failed = || Seen::Failed("refused".to_owned());
+        assert_eq!(obstacle(&servers(&[failed(), Seen::Not])), "no server answers at a:0 (refused), a:1");
+        assert_eq!(obstacle(&servers(&[failed(), Seen::Answering])), "servers answer, none is a primary yet");
+        assert_eq!(obstacle(&servers(&[])), "no server answers in time");
+    }
+
+    #[test]
+    fn a_server_that_was_removed_stays_so() {
+        let servers = Servers::default();
+        let address = ServerAddress::parse("a:1").unwrap();
+        let event = || bson::deserialize_from_document(doc! { "address": "a:1" }).unwrap();
+        let known = || servers.0.borrow().get("a:1").cloned();
+        servers.hear(&address, Seen::Answering);
+        assert_eq!(known(), None);
+        servers.note(&SdamEvent::ServerOpening(event()));
+        assert_eq!(known(), Some(Seen::Not));
+        servers.hear(&address, Seen::Answering);
+        assert_eq!(known(), Some(Seen::Answering));
+        let event = bson::deserialize_from_document(doc! { "address": "a:1" }).unwrap();
+        servers.note(&SdamEvent::ServerClosed(event));
+        servers.hear(&address, Seen::Failed("refused".to_owned()));
+        assert_eq!(known(), None);
+    }
+
+    /// Three servers of an address, each silent (`None`) or with its `hello`; parts of what is said.
+    #[test]
+    fn what_an_address_and_servers_say_is_compared() {
+        let hosts = ["10.0.0.1", "[::1]:27017", "Bus3:2"].map(|host| ServerAddress::parse(host).unwrap());
+        let check = |options: (Option<&str>, Option<bool>),
+                     hellos: &[Option<Document>],
+                     expected: &[&str]| {
             let mut address = ClientOptions::default();
-            (address.repl_set_name, address.direct_connection) = (set.map(str::to_owned), direct);
-            let silence = Some("no server answers at bus1:27017 (unknown host)".to_owned());
-            let text = contradiction(&address, "10.0.0.1:27017", &hello, silence);
-            assert_eq!(text.is_some(), !expected.is_empty(), "{text:?}");
+            (address.repl_set_name, address.direct_connection) = (options.0.map(str::to_owned), options.1);
+            let answers = hosts.iter().cloned().zip(hellos.iter().cloned());
+            let answers: Vec<_> = answers.filter_map(|(host, hello)| Some((host, hello?))).collect();
+            let silent = |named: &[String]| {
+                let is_silent = named == ["bus1:27017"];
+                is_silent.then(|| "no server answers at bus1:27017 (unknown host)".to_owned())
+            };
+            let text = contradiction(&address, &answers, silent);
+            assert_eq!(text.is_some(), !expected.is_empty(), "{hellos:?}: {text:?}");
             for part in expected {
                 assert!(text.as_ref().is_some_and(|text| text.contains(part)), "{part}: {text:?}");
             }
         };
-        let named = || doc! { "setName": "rs0", "hosts": ["bus1:27017"] };
-        let here = || doc! { "setName": "rs0", "hosts": ["10.0.0.1:27017"] };
-        check(Some("rs0"), None, here(), &[]);
-        check(None, None, here(), &[]);
-        check(None, Some(true), named(), &[]);
-        check(None, None, doc! {}, &[]);
-        check(Some("wrong"), None, here(), &["`wrong`", "10.0.0.1:27017 is of `rs0`", "replicaSet=rs0"]);
-        check(Some("wrong"), Some(true), here(), &["`wrong`", "`rs0`"]);
-        check(Some("wrong"), None, doc! {}, &["`wrong`", "of none"]);
+        let of = |hosts: &[&str]| Some(doc! { "setName": "rs0", "hosts": hosts.to_vec() });
+        let (named, here) = (of(&["BUS1"]), of(&["10.0.0.1:27017"]));
+        let (none, starting) = (Some(doc! {}), Some(doc! { "isreplicaset": true }));
+        let wrong = (Some("wrong"), None);
+        let one = |hello: &Option<Document>| [hello.clone()];
+        check((Some("rs0"), None), &one(&here), &[]);
+        check((None, None), &one(&here), &[]);
+        check((None, Some(true)), &one(&named), &[]);
+        check((None, None), &one(&none), &[]);
+        let of_rs0 = ["`wrong`", "10.0.0.1:27017 is of `rs0`", "replicaSet=rs0"];
+        check(wrong, &one(&here), &of_rs0);
+        check((Some("wrong"), Some(true)), &one(&here), &of_rs0);
+        check(wrong, &one(&none), &["`wrong`", "of none"]);
+        let by_name =
+            ["at bus1:27017 (unknown host)", "10.0.0.1:27017 names", "directConnection=true", "--advertise"];
         for set in [None, Some("rs0")] {
-            check(
-                set,
-                None,
-                named(),
-                &[
-                    "at bus1:27017 (unknown host)",
-                    "10.0.0.1:27017 names",
-                    "directConnection=true",
-                    "--advertise",
-                ],
-            );
+            check((set, None), &one(&named), &by_name);
         }
+        // Not initiated yet, or removed.
+        check(wrong, &one(&starting), &[]);
+        // Each that answers, and only those.
+        check(wrong, &[here.clone(), None, none.clone()], &of_rs0);
+        check(wrong, &[here.clone(), starting, none.clone()], &[]);
+        let fits = Some(doc! { "setName": "wrong", "hosts": ["bus3:2"] });
+        check(wrong, &[here.clone(), none, fits], &[]);
+        // Names of one server may be written differently.
+        check((None, None), &one(&of(&["10.0.0.1", "bus1"])), &[]);
+        check((None, None), &[None, of(&["[0::1]"])], &[]);
+        check((None, None), &[None, None, of(&["bUS3:2"])], &[]);
+        let passive = Some(doc! { "setName": "rs0", "hosts": ["bus1"], "passives": ["10.0.0.1"] });
+        check((None, None), &one(&passive), &[]);
+        // Others that are named answer, or are not known to the driver.
+        check((None, None), &one(&of(&["bus1", "bus2"])), &[]);
     }
 
     #[test]
