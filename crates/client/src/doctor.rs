@@ -235,6 +235,10 @@ impl Doctor<'_> {
     async fn layout(&mut self, names: &Names) -> Result<(), LookError> {
         if names.layout() == Layout::MultiCollection {
             self.neighbours().await?;
+            if let Some(text) = self.catalog.alike(names.queue())? {
+                let advice = "name queues and topics so that no topic begins like another queue";
+                self.find(Severity::Note, Check::Participants, text, advice);
+            }
         }
         self.change_streams(names).await;
         for collection in self.catalog.messages(names)? {

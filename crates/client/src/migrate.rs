@@ -75,8 +75,8 @@ pub enum MigrateError {
     /// A drain while nodes run.
     #[error("nodes of the old layout are running: {0}; stop them, or use the bridge")]
     NodesRun(String),
-    /// The database has nothing of the queue.
-    #[error("there is no queue {0:?} in this database: it has no collections; nothing was changed")]
+    /// The database has nothing of the queue in the Standard layout.
+    #[error("there is no queue {0:?} of the standard layout in this database; nothing was changed")]
     NoQueue(String),
     /// Another migration of this queue runs.
     #[error("another migration of this queue is running, or was killed less than a minute ago")]
@@ -140,7 +140,7 @@ impl Migration {
             _ => {}
         }
         let from = Names::new(Layout::Standard, queue)?;
-        if !Catalog::read(&*backend).await?.has(queue)? {
+        if !Catalog::read(&*backend).await?.has_standard(queue)? {
             return Err(MigrateError::NoQueue(from.queue().to_owned()));
         }
         let settings = Settings {

@@ -1,8 +1,9 @@
 //! What collections show of queues, for those that look at them from outside.
 //!
 //! Nothing but its name says whose a collection is, and the names of one queue may begin with the name of another:
-//! `shop_eu_orders` is topic `orders` of the queue `shop_eu`, or topic `eu.orders` of `shop`. A collection is taken for one
-//! of the queue that explains most of its name, among those that the database shows.
+//! `shop_eu_orders` is topic `orders` of the queue `shop_eu`, or topic `eu.orders` of `shop`. The collection of its locks
+//! tells: `shop_eu_lck_orders`, or `shop_lck_eu_orders`. Without one a collection is taken for one of the queue that explains
+//! most of its name, among those that the database shows.
 
 use crate::backend::{Backend, BackendResult};
 use rockdove_messages::{Layout, NameError, Names};
@@ -45,15 +46,29 @@ impl Shape {
         collection.strip_prefix(&self.mailboxes).is_some_and(|node| !node.contains('_'))
     }
 
-    /// How many bytes of a collection's name this queue explains.
-    fn explains(&self, collection: &str) -> Option<usize> {
-        if self.whole.iter().any(|name| name == collection) {
+    /// Whether a collection is that of a topic, as that of the topic's locks shows.
+    fn has_locks(&self, collection: &str, all: &BTreeSet<String>) -> bool {
+        let topic = collection.strip_prefix(&self.topics);
+        topic.is_some_and(|topic| all.contains(&format!("{}{topic}", self.locks)))
+    }
+
+    /// How many bytes of a collection's name this queue explains, among all there are.
+    fn explains(&self, collection: &str, all: &BTreeSet<String>) -> Option<usize> {
+        if self.whole.iter().any(|name| name == collection) || self.has_locks(collection, all) {
             return Some(collection.len());
+        }
+        if is_shared(collection) {
+            return None;
         }
         let begins = |prefix: &String| collection.starts_with(prefix).then_some(prefix.len());
         let mailbox = self.is_mailbox(collection).then_some(self.mailboxes.len());
         mailbox.max(begins(&self.topics)).max(begins(&self.locks))
     }
+}
+
+/// Whether a collection looks like one of directed messages in the MultiCollection layout, which all queues share.
+fn is_shared(collection: &str) -> bool {
+    collection.strip_prefix("dm_").is_some_and(|node| !node.contains('_'))
 }
 
 impl Catalog {
@@ -85,11 +100,37 @@ impl Catalog {
         Ok(self.collections.iter().any(|name| self.is_of(&shape, name)))
     }
 
+    /// Whether there is anything of a queue in the Standard layout: its messages, locks or participants.
+    pub(crate) fn has_standard(&self, queue: &str) -> Result<bool, NameError> {
+        Ok(Shape::of(queue)?.whole.iter().any(|name| self.collections.contains(name)))
+    }
+
     /// Whether a collection is one of this queue rather than of another.
     fn is_of(&self, shape: &Shape, collection: &str) -> bool {
-        let Some(explained) = shape.explains(collection) else { return false };
+        let Some(explained) = shape.explains(collection, &self.collections) else { return false };
         let others = self.known.iter().filter(|other| other.queue != shape.queue);
-        others.filter_map(|other| other.explains(collection)).all(|other| other <= explained)
+        let others = others.filter_map(|other| other.explains(collection, &self.collections));
+        others.max().is_none_or(|other| other <= explained)
+    }
+
+    /// A note about the other queues whose topics in the MultiCollection layout have names that begin like this one's, if
+    /// there are any.
+    pub(crate) fn alike(&self, queue: &str) -> Result<Option<String>, NameError> {
+        let own = Shape::of(queue)?;
+        let mut alike = Vec::new();
+        for other in &self.announced {
+            let other = Shape::of(other)?;
+            if other.queue != own.queue && other.topics.starts_with(&own.topics) {
+                alike.push(other.queue);
+            }
+        }
+        let note = || {
+            format!(
+                "what the collections of other queues begin with counts as theirs unless its locks are of this one: {}",
+                list(alike.iter())
+            )
+        };
+        Ok((!alike.is_empty()).then(note))
     }
 
     fn filter<'a>(
@@ -139,9 +180,8 @@ impl Catalog {
             Layout::Standard => {}
             Layout::DualChannel => all.extend(self.filter(&shape, |name| shape.is_mailbox(name)).cloned()),
             Layout::MultiCollection => {
-                // All queues share them.
-                let prefix = names.directed_prefix().unwrap_or_default();
-                all.extend(self.collections.iter().filter(|name| name.starts_with(&prefix)).cloned());
+                let shared = self.collections.iter().filter(|name| is_shared(name) && !all.contains(name));
+                all.extend(shared.cloned().collect::<Vec<_>>());
             }
         }
         Ok(all)
@@ -239,6 +279,23 @@ mod tests {
         }
     }
 
+    /// A topic that begins like another queue, which is longer.
+    #[test]
+    fn locks_tell_whose_a_topic_is() {
+        let mut all = database(&["shop_eu"], &[Layout::Standard], true);
+        let shop = Names::new(Layout::MultiCollection, "shop").unwrap();
+        all.extend(["eu.orders", "us"].iter().flat_map(|topic| [shop.broadcast(topic), shop.locks(topic)]));
+        all.insert("shop_eu_other".to_owned());
+        let catalog = Catalog::of(all);
+        assert_eq!(catalog.messages(&shop).unwrap(), ["shop_eu_orders", "shop_us"]);
+        assert_eq!(catalog.locks(&shop).unwrap(), ["shop_lck_eu_orders", "shop_lck_us"]);
+        let shop_eu = Names::new(Layout::MultiCollection, "shop_eu").unwrap();
+        assert_eq!(catalog.messages(&shop_eu).unwrap(), ["shop_eu_other"]);
+        assert!(catalog.has_standard("shop_eu").unwrap() && !catalog.has_standard("shop").unwrap());
+        assert!(catalog.alike("shop").unwrap().is_some_and(|note| note.ends_with(": shop_eu")));
+        assert_eq!(catalog.alike("shop_eu").unwrap(), None);
+    }
+
     #[test]
     fn who_only_begins_alike_makes_no_queue() {
         let catalog = Catalog::of(database(&["shop_eu", "mmsg_shop", "shopping"], &Layout::ALL, true));
@@ -248,6 +305,14 @@ mod tests {
             assert_eq!(catalog.has(queue).unwrap(), is_there, "{queue}");
             assert_eq!(catalog.layouts(queue).unwrap().is_empty(), !is_there, "{queue}");
         }
+        // What all queues share makes none; a topic with locks does, and is not told twice.
+        let shared = Catalog::of(BTreeSet::from(["dm_n1".to_owned()]));
+        assert!(!shared.has("dm").unwrap() && shared.layouts("dm").unwrap().is_empty());
+        let dm = Catalog::of(database(&["dm"], &[Layout::MultiCollection], false));
+        assert!(dm.has("dm").unwrap() && !dm.has("shop").unwrap());
+        let multi = Names::new(Layout::MultiCollection, "dm").unwrap();
+        assert_eq!(dm.messages(&multi).unwrap(), ["dm_t", "dm_n"]);
+        assert!(!dm.has_standard("dm").unwrap());
         let empty = Catalog::of(BTreeSet::from(["msg_participants".to_owned()]));
         assert!(empty.has("").unwrap() && empty.has("msg").unwrap() && empty.layouts("").unwrap().is_empty());
     }

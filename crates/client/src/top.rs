@@ -170,7 +170,8 @@ impl Monitor {
             queue.layouts = catalog.layouts(name)?;
         }
         if queue.layouts.contains(&Layout::MultiCollection) {
-            queue.notes.extend(strangers(name, catalog.queues())?);
+            queue.notes.extend(strangers(&queue.name, catalog.queues())?);
+            queue.notes.extend(catalog.alike(name)?);
         }
         // Layouts share collections.
         let (mut messages, mut locks) = (BTreeSet::new(), BTreeSet::new());
@@ -258,31 +259,13 @@ fn announced(nodes: &[Node]) -> Vec<Layout> {
     layouts
 }
 
-/// What collections of the MultiCollection layout show of other queues, for notes.
-fn strangers(queue: &str, all: &[String]) -> Result<Vec<String>, NameError> {
-    let names = |queue: &str| Names::new(Layout::MultiCollection, queue);
-    let (own, mut others, mut alike) = (names(queue)?, Vec::new(), Vec::new());
-    for other in all {
-        let other = names(other)?;
-        if other.queue() == own.queue() {
-            continue;
-        }
-        if other.broadcast("").starts_with(&own.broadcast("")) {
-            alike.push(other.queue().to_owned());
-        }
-        others.push(other.queue().to_owned());
-    }
-    let mut notes = Vec::new();
-    if !others.is_empty() {
-        notes.push(format!("directed messages and answers may be of other queues: {}", list(others.iter())));
-    }
-    if !alike.is_empty() {
-        notes.push(format!(
-            "what the collections of other queues begin with counts as theirs: {}",
-            list(alike.iter())
-        ));
-    }
-    Ok(notes)
+/// A note about the other queues, with which this one shares collections in the MultiCollection layout.
+fn strangers(queue: &str, all: &[String]) -> Result<Option<String>, NameError> {
+    let all = all.iter().map(|other| Ok(Names::new(Layout::MultiCollection, other)?.queue().to_owned()));
+    let mut others = all.collect::<Result<Vec<_>, NameError>>()?;
+    others.retain(|other| other != queue);
+    let note = || format!("directed messages and answers may be of other queues: {}", list(others.iter()));
+    Ok((!others.is_empty()).then(note))
 }
 
 /// What nobody marked, and the newest.

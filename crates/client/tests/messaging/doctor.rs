@@ -166,6 +166,8 @@ in_every_layout! {
             let piles = found.findings.iter().filter(|finding| finding.check == Check::PilingTopics);
             assert_eq!(piles.count(), 1, "{found:?}");
             assert!(!found.findings.iter().any(|finding| finding.check == Check::Documents), "{found:?}");
+            let notes = found.findings.iter().filter(|finding| finding.text.ends_with("of this one: shop_dm_x, shop_eu"));
+            assert_eq!(notes.count(), usize::from(fake.layout == Layout::MultiCollection), "{found:?}");
         }
     }
 }

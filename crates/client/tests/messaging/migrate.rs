@@ -125,8 +125,9 @@ async fn what_cannot_be_migrated_is_refused() {
 #[tokio::test]
 async fn a_queue_that_never_was_is_refused_and_nothing_is_made() {
     let fake = Fake::default();
-    // Another queue whose name begins alike, and what all queues share.
-    for collection in ["dm_n1", "mmsg_shop_eu", "mmsg_shop_eu_participants", "shop_eu_lck_t", "shop_eu_t"] {
+    // Other queues whose names begin alike, what all queues share, and queues of the other layout only.
+    let others = ["dm_n1", "mmsg_shop_eu", "mmsg_shop_eu_participants", "shop_eu_lck_t", "shop_eu_t"];
+    for collection in others.iter().chain(&["multi_lck_t", "multi_t", "msg_lck_t", "msg_t"]) {
         fake.store_empty(collection);
     }
     let before = fake.collections("").await.unwrap();
@@ -136,7 +137,7 @@ async fn a_queue_that_never_was_is_refused_and_nothing_is_made() {
         (Layout::DualChannel, Mode::Bridge),
     ];
     for (to, mode) in ways {
-        for (queue, name) in [("", "msg"), ("shop", "shop")] {
+        for (queue, name) in [("", "msg"), ("shop", "shop"), ("multi", "multi"), ("dm", "dm")] {
             let refused = Migration::start(Arc::new(fake.clone()), queue, to, mode).await.err();
             assert!(matches!(&refused, Some(MigrateError::NoQueue(known)) if known == name), "{refused:?}");
         }

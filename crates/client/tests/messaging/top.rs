@@ -259,7 +259,9 @@ async fn what_may_be_of_other_queues_is_said() {
     announce(&fake, "mmsg_shop_eu", "b", Layout::MultiCollection);
     announce(&fake, "msg", "c", Layout::MultiCollection);
     let directed = |queues: &str| format!("directed messages and answers may be of other queues: {queues}");
-    let topics = "what the collections of other queues begin with counts as theirs: shop_eu".to_owned();
+    let topics =
+        "what the collections of other queues begin with counts as theirs unless its locks are of this one: shop_eu"
+            .to_owned();
     assert_eq!(notes("shop", Layout::MultiCollection).await, [directed("msg, shop_eu"), topics]);
     assert_eq!(notes("shop_eu", Layout::MultiCollection).await, [directed("msg, shop")]);
     assert_eq!(notes("msg", Layout::MultiCollection).await, [directed("shop, shop_eu")]);
