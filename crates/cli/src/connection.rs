@@ -1,6 +1,6 @@
 //! The options that say where a messaging command connects, and how it sends.
 
-use crate::exit::Absent;
+use crate::exit::Failure;
 use clap::Args;
 use rockdove::backend::BackendError;
 use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
@@ -11,10 +11,11 @@ use std::time::Duration;
 /// The address used when none is given: the local server, whatever its replica set calls itself.
 const DEFAULT_URI: &str = "mongodb://127.0.0.1:27017/?directConnection=true";
 
-/// How long a server may take to answer the first time, unless the command has a time limit: it may be starting.
+/// How long a server may take to answer the first time, unless the command has a time limit: it may be starting. One that
+/// answers and is no primary yet may take longer.
 const REACH_LIMIT: Duration = Duration::from_secs(5);
 
-/// After this time it is said that a server is waited for.
+/// After this time it is said that the connection is waited for.
 const SAID_AFTER: Duration = Duration::from_secs(1);
 
 /// How much longer than its time limit opening a bus may take.
@@ -41,21 +42,21 @@ pub struct Queue {
     pub name: String,
 }
 
-/// What to do when no server answers.
+/// What to do when no server answers, or none is a primary.
 const HINT: &str = "; start one with `rockdove serve`, or name another with --uri";
 
 /// No server, or one that refuses.
 fn unreachable(error: BackendError) -> anyhow::Error {
-    if error.is_transient() { Absent(format!("{error}{HINT}")).into() } else { error.into() }
+    if error.is_transient() { Failure::absent(format!("{error}{HINT}")).into() } else { error.into() }
 }
 
-/// Waits for a server, and says so if that takes long.
+/// Waits for a connection, and says so if that takes long.
 async fn reached<T>(reach: impl Future<Output = T>) -> T {
     let mut reach = pin!(reach);
     tokio::select! {
         done = &mut reach => done,
         () = tokio::time::sleep(SAID_AFTER) => {
-            eprintln!("rockdove: no server answers yet; waiting for it");
+            eprintln!("rockdove: not connected yet; waiting");
             reach.await
         }
     }
@@ -106,8 +107,8 @@ impl Connection {
         if self.polling { bus.polling() } else { bus }
     }
 
-    /// Opens the bus, as `with` completes it; the error is [`Absent`] when no server answered in time, which is `limit` if
-    /// there is one.
+    /// Opens the bus, as `with` completes it; the error has the code of what is absent when no server could be used in time,
+    /// which is `limit` if there is one.
     pub async fn connect(
         &self,
         limit: Option<Duration>,
@@ -118,7 +119,7 @@ impl Connection {
             // A little more, so that who does not answer is said with why.
             Some(limit) => tokio::time::timeout(limit + LATE_GRACE, bus)
                 .await
-                .map_err(|_| Absent("the server did not answer within --timeout".to_owned()))?,
+                .map_err(|_| Failure::absent("not connected within --timeout"))?,
             None => bus.await,
         };
         opened.map_err(|error| match error {

@@ -13,34 +13,40 @@ pub fn help(own: &[&str]) -> String {
     )
 }
 
-/// What was to be there is not: a server, an answer in time, a queue. Says what.
+/// An error with an exit code of its own.
 #[derive(Debug)]
-pub struct Absent(pub String);
+pub struct Failure {
+    code: Exit,
+    text: String,
+}
 
-/// The command was not used as it can be; how it could.
-#[derive(Debug)]
-pub struct Misused(pub String);
+impl Failure {
+    /// What was to be there is not: a server, an answer in time, a queue. Says what.
+    pub fn absent(text: impl Into<String>) -> Self {
+        Self { code: Exit::Absent, text: text.into() }
+    }
 
-impl fmt::Display for Absent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+    /// The command was not used as it can be; how it could.
+    pub fn misused(text: impl Into<String>) -> Self {
+        Self { code: Exit::Misused, text: text.into() }
     }
 }
 
-impl fmt::Display for Misused {
+impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
-impl Error for Absent {}
-impl Error for Misused {}
+impl Error for Failure {}
 
 /// How a command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
     /// Everything was done.
     Done,
+    /// Wrong usage; the argument parser ends with it by itself.
+    Misused,
     /// What was waited for did not come in time, or is not there.
     Absent,
     /// Something is not as it should be.
@@ -57,6 +63,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         match exit {
             Exit::Done => Self::SUCCESS,
+            Exit::Misused => Self::from(2),
             Exit::Absent => Self::from(3),
             Exit::Findings => Self::from(4),
             Exit::Damaged => Self::from(5),
@@ -66,23 +73,14 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The code of wrong usage; the argument parser ends with it by itself.
-const MISUSED: u8 = 2;
-
-/// The code for an error: 0 when the reader of our output went away (`rockdove sub … | head`), 2 for wrong usage, 3 when
-/// something is not there, else 1.
+/// The code for an error: 0 when the reader of our output went away (`rockdove sub … | head`), a [`Failure`]'s own, else 1.
 pub fn code_of(error: &anyhow::Error) -> ExitCode {
     let closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     let pipe = error.downcast_ref::<io::Error>().is_some_and(closed);
     if pipe {
-        ExitCode::SUCCESS
-    } else if error.is::<Absent>() {
-        Exit::Absent.into()
-    } else if error.is::<Misused>() {
-        MISUSED.into()
-    } else {
-        ExitCode::FAILURE
+        return ExitCode::SUCCESS;
     }
+    error.downcast_ref::<Failure>().map_or(ExitCode::FAILURE, |failure| failure.code.into())
 }
 
 /// An error and its causes in one line. Many errors have their cause's text in their own: it is not said twice.
@@ -102,6 +100,17 @@ pub fn one_line(error: &anyhow::Error) -> String {
 mod tests {
     use super::*;
     use anyhow::anyhow;
+
+    #[test]
+    fn failures_have_their_codes() {
+        let check = |error: anyhow::Error, code: u8| {
+            assert_eq!(format!("{:?}", code_of(&error)), format!("{:?}", ExitCode::from(code)), "{error}");
+        };
+        check(Failure::misused("so").into(), 2);
+        check(anyhow::Error::from(Failure::absent("nobody")).context("asking"), 3);
+        check(anyhow!("other"), 1);
+        check(io::Error::from(io::ErrorKind::BrokenPipe).into(), 0);
+    }
 
     #[test]
     fn nothing_is_said_twice() {

@@ -1,7 +1,7 @@
 //! `rockdove migrate`: take a queue from the Standard layout to another one.
 
 use crate::connection::Queue;
-use crate::exit::{self, Absent, Exit};
+use crate::exit::{self, Exit, Failure};
 use crate::signals;
 use clap::Parser;
 use rockdove::Layout;
@@ -59,7 +59,7 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     let mode = if args.drain { Mode::Drain } else { Mode::Bridge };
     let started = Migration::start(backend, &args.queue.name, args.to, mode).await;
     let mut migration = started.map_err(|error| match error {
-        MigrateError::NoQueue(_) => Absent(error.to_string()).into(),
+        MigrateError::NoQueue(_) => Failure::absent(error.to_string()).into(),
         error => anyhow::Error::from(error),
     })?;
     let result = tokio::select! {

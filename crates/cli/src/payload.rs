@@ -1,6 +1,6 @@
 //! Payloads on the command line: JSON where it looks like JSON, text otherwise.
 
-use crate::exit::Misused;
+use crate::exit::Failure;
 use anyhow::Context;
 use bson::Bson;
 use rockdove::Message;
@@ -34,7 +34,7 @@ pub fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
     if !text.trim_start().starts_with(['{', '[', '"']) {
         return Ok(message.value(text));
     }
-    let wrong = |what: &str, why: &dyn Display| Misused(format!("the payload {what}: {why}"));
+    let wrong = |what: &str, why: &dyn Display| Failure::misused(format!("the payload {what}: {why}"));
     let json: Value =
         serde_json::from_str(text).map_err(|error| wrong("begins like JSON but is not", &error))?;
     if let Value::String(text) = json {
@@ -51,7 +51,7 @@ fn read_stdin() -> anyhow::Result<String> {
     let mut text = String::new();
     std::io::stdin().take(STDIN_MAX + 1).read_to_string(&mut text).context("cannot read the payload")?;
     if text.len() as u64 > STDIN_MAX {
-        return Err(Misused("the payload on standard input is larger than 16 MB".to_owned()).into());
+        return Err(Failure::misused("the payload on standard input is larger than 16 MB").into());
     }
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

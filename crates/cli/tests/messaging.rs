@@ -705,7 +705,7 @@ fn no_server_is_said_and_has_its_code() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             let lines: Vec<_> = said.lines().collect();
             assert_eq!((output.status.code(), lines.len()), (Some(3), 2), "{args:?}: {said}");
-            assert!(lines[0].contains("waiting for it"), "{said}");
+            assert!(lines[0].contains("not connected yet; waiting"), "{said}");
             assert!(lines[1].contains("no server answers at 127.0.0.1:"), "{said}");
             assert!(lines[1].contains("(connection refused); start one with `rockdove serve`"), "{said}");
         };
@@ -723,8 +723,8 @@ fn a_server_that_is_starting_is_waited_for() {
     let mut server = Server::later();
     let (mut sub, sub_says) = server.start_saying(&["sub", "t", "--count", "1", "--timeout", "60s"]);
     let (mut ask, ask_says) = server.start_saying(&["request", "q", "--timeout", "60s", "--ttl", "1m"]);
-    hear(&sub_says, "waiting for it");
-    hear(&ask_says, "waiting for it");
+    hear(&sub_says, "not connected yet");
+    hear(&ask_says, "not connected yet");
     server.process = Server::spawn(server.port, &server.storage);
     let (_replier, _) = server.start_lines(&["reply", "q", "--text", "yes"]);
     assert_eq!(server.run(&["pub", "t", "x", "--ttl", "1m"]).status.code(), Some(0));

@@ -2,7 +2,7 @@
 
 use super::range::{age, human_size, now_ns, size};
 use super::{KeyFile, Place};
-use crate::exit::{Exit, Misused};
+use crate::exit::{Exit, Failure};
 use anyhow::bail;
 use clap::Args;
 use rockdove_journal::{Codec, Journal, Options, Retention, SyncPolicy};
@@ -41,7 +41,7 @@ pub struct Prune {
 impl Prune {
     pub fn run(self) -> anyhow::Result<Exit> {
         if self.age.is_none() && self.keep.is_none() && self.before_index.is_none() {
-            bail!(Misused("say what to remove: --age, --keep or --before-index".to_owned()));
+            bail!(Failure::misused("say what to remove: --age, --keep or --before-index"));
         }
         if self.place.existing()? != self.place.dir {
             bail!("the log of a bus is shortened by the bus: its state depends on it");
