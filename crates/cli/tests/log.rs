@@ -372,13 +372,24 @@ fn an_encrypted_and_compressed_log() {
         assert!(text.contains(problem) && text.lines().count() == 1, "{arguments:?}: {text}");
     }
     assert_eq!(lines(&["dump", "--key-file", key], &coded).len() as u64, COUNT, "nothing was added");
-    // A pipe brings the key, or is not waited for without end.
+    // A pipe brings the key, and it is said that it is waited for.
     let pipe = dir.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let pipe = pipe.to_str().unwrap();
-    let refused = log(&["dump", "--key-file", pipe], &coded);
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(1) && text.contains("no key came"), "{text}");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rockdove"))
+        .args(["log", "dump", "--key-file", pipe, coded.to_str().unwrap()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("no key came from") && said.contains("waiting"), "{said}");
+    let mut writer = std::fs::File::options().write(true).open(pipe).unwrap();
+    writer.write_all("0b".repeat(32).as_bytes()).unwrap();
+    writer.write_all(b"\n").unwrap();
+    assert!(child.wait().unwrap().success()); // while the pipe is open
+    drop(writer);
     std::thread::scope(|threads| {
         threads.spawn(|| std::fs::write(pipe, "0b".repeat(32)).unwrap());
         assert_eq!(lines(&["dump", "--key-file", pipe], &coded).len() as u64, COUNT);

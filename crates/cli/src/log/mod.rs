@@ -15,7 +15,7 @@ use clap::{Args, Subcommand};
 use rockdove_journal::disk::{Disk, RealDisk};
 use rockdove_journal::{Key, LogView};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -86,13 +86,15 @@ struct Place {
 
 /// More than a key is not read.
 const KEY_FILE_BYTES_MAX: u64 = 1024;
-/// What a pipe brings must have come by then.
-const KEY_FILE_WAIT: Duration = Duration::from_secs(5);
+/// What a pipe brings must have come by then: somebody may have to type a password first.
+const KEY_FILE_WAIT: Duration = Duration::from_secs(60);
+/// After this time it is said that a key is waited for.
+const KEY_FILE_SAID_AFTER: Duration = Duration::from_secs(1);
 
 /// The key of an encrypted log.
 #[derive(Args)]
 struct KeyFile {
-    /// File with the key of an encrypted log, or a pipe that brings it: 64 hexadecimal digits
+    /// File with the key of an encrypted log, or a pipe that brings it: a line of 64 hexadecimal digits
     #[arg(long, value_name = "FILE", env = "ROCKDOVE_KEY_FILE")]
     key_file: Option<PathBuf>,
 }
@@ -100,7 +102,8 @@ struct KeyFile {
 impl KeyFile {
     fn key(&self) -> anyhow::Result<Option<Key>> {
         let Some(path) = &self.key_file else { return Ok(None) };
-        let text = read_key(path.clone()).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = read_key(path.clone(), KEY_FILE_WAIT)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let key = text.trim_end().parse().with_context(|| path.display().to_string())?;
         Ok(Some(key))
     }
@@ -115,17 +118,23 @@ impl KeyFile {
     }
 }
 
-/// Reads on a thread of its own: a pipe without a writer can be waited for without end.
-fn read_key(path: PathBuf) -> io::Result<String> {
-    let (sender, text) = mpsc::channel();
+/// Reads the first line, on a thread of its own: a pipe without a writer can be waited for without end.
+fn read_key(path: PathBuf, wait: Duration) -> io::Result<String> {
+    let (sender, line) = mpsc::channel();
+    let said = format!("rockdove: no key came from {} yet; waiting", path.display());
     std::thread::spawn(move || {
-        let mut text = String::new();
-        let read = File::open(path).and_then(|file| file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text));
+        let mut line = String::new();
+        let read = File::open(path)
+            .and_then(|file| BufReader::new(file.take(KEY_FILE_BYTES_MAX)).read_line(&mut line));
         // Nobody hears it who has given up waiting.
-        let _ = sender.send(read.map(|_| text));
+        let _ = sender.send(read.map(|_| line));
     });
-    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no key came within {KEY_FILE_WAIT:?}"));
-    text.recv_timeout(KEY_FILE_WAIT).unwrap_or_else(|_| Err(late()))
+    let soon = KEY_FILE_SAID_AFTER.min(wait);
+    let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no key came within {wait:?}")));
+    line.recv_timeout(soon).unwrap_or_else(|_| {
+        eprintln!("{said}");
+        line.recv_timeout(wait - soon).unwrap_or_else(late)
+    })
 }
 
 impl Place {
@@ -171,4 +180,31 @@ fn has_log(dir: &Path) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::Command;
+
+    #[test]
+    fn a_key_is_a_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let late = read_key(path.clone(), Duration::ZERO).unwrap_err();
+        assert_eq!(late.to_string(), "no key came within 0ns");
+        std::fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let read = std::thread::scope(|threads| {
+            let reader = threads.spawn(|| read_key(path.clone(), KEY_FILE_WAIT).unwrap());
+            let mut pipe = File::options().write(true).open(&path).unwrap();
+            pipe.write_all(b"0b0c\n").unwrap();
+            reader.join().unwrap() // while the pipe is open
+        });
+        assert_eq!(read, "0b0c\n");
+        std::fs::write(dir.path().join("file"), "0b0c").unwrap();
+        assert_eq!(read_key(dir.path().join("file"), KEY_FILE_WAIT).unwrap(), "0b0c");
+    }
 }

@@ -131,48 +131,59 @@ impl Style {
         match self.payload {
             Payload::Size => writeln!(out, "  {}", human_size(payload.len() as u64)),
             Payload::Hex => writeln!(out, "  {}", hex(payload)),
-            Payload::Auto => match (text_of(payload), effects_of(payload)) {
-                (Some(text), _) => writeln!(out, "  {text}"),
-                (None, Some(effects)) => writeln!(out, "  {effects}"),
-                (None, None) => writeln!(out, "  {}", hex(payload)),
-            },
+            Payload::Auto => {
+                if let Some(text) = text_of(payload) {
+                    writeln!(out, "  {text}")
+                } else if let Some(effects) = effects_of(payload) {
+                    writeln!(out, "  {effects}")
+                } else {
+                    writeln!(out, "  {}", hex(payload))
+                }
+            }
         }
     }
 
     fn as_json(&self, entry: &EntryRef<'_>) -> Value {
-        let mut value = as_json(entry);
+        let payload = entry.payload;
+        let mut fields = about(entry);
         match self.payload {
             Payload::Auto => {
-                if let Some(effects) = effects_of(entry.payload) {
-                    value["effects"] = effects;
-                    value.as_object_mut().map(|fields| (fields.remove("text"), fields.remove("hex")));
+                let is_text = text_of(payload).is_some();
+                match if is_text { None } else { effects_of(payload) } {
+                    Some(effects) => fields["effects"] = effects,
+                    None => put(&mut fields, payload),
                 }
             }
-            Payload::Hex => {
-                value["hex"] = hex(entry.payload).into();
-                value.as_object_mut().map(|fields| fields.remove("text"));
-            }
-            Payload::Size => {
-                value.as_object_mut().map(|fields| (fields.remove("text"), fields.remove("hex")));
-                value["bytes"] = entry.payload.len().into();
-            }
+            Payload::Hex => fields["hex"] = hex(payload).into(),
+            Payload::Size => fields["bytes"] = payload.len().into(),
         }
-        value
+        fields
     }
 }
 
 /// An entry with everything that `import` needs.
 pub fn as_json(entry: &EntryRef<'_>) -> Value {
-    let EntryRef { index, term, time_ns, value, level, payload } = entry;
+    let mut fields = about(entry);
+    put(&mut fields, entry.payload);
+    fields
+}
+
+/// All of an entry but its payload.
+fn about(entry: &EntryRef<'_>) -> Value {
+    let EntryRef { index, term, time_ns, value, level, .. } = entry;
     let mut fields = json!({ "index": index, "term": term, "timeNs": time_ns, "time": show_time(*time_ns), "value": value });
     if let Some(level) = level {
         fields["level"] = level.name().into();
     }
+    fields
+}
+
+/// Adds a payload, whole.
+fn put(fields: &mut Value, payload: &[u8]) {
     match std::str::from_utf8(payload) {
         Ok(text) => fields["text"] = text.into(),
         Err(_) => fields["hex"] = hex(payload).into(),
     }
-    fields
 }
 
 /// What a bus did, if the payload is a batch of its effects.
