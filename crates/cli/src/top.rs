@@ -96,24 +96,32 @@ impl Screen {
         Ok(Self)
     }
 
-    /// Draws over what is there: no line flickers.
     fn draw(&self, text: &str) -> io::Result<()> {
-        let (height, width) = size();
-        let lines: Vec<_> = text.lines().collect();
-        let shown = if lines.len() > height { height - 1 } else { lines.len() };
-        let mut screen = "\x1b[H".to_owned();
-        for (place, line) in lines[..shown].iter().enumerate() {
-            let line = truncate_str(line, width, "…");
-            let _ = write!(screen, "{}{line}\x1b[K", if place == 0 { "" } else { "\r\n" });
-        }
-        if shown < lines.len() {
-            let _ = write!(screen, "\r\n… {} more lines\x1b[K", lines.len() - shown);
-        }
-        screen.push_str("\x1b[J");
         let mut out = io::stdout().lock();
-        out.write_all(screen.as_bytes())?;
+        out.write_all(frame(text, size()).as_bytes())?;
         out.flush()
     }
+}
+
+/// What draws a text over what is there: no line flickers. After a line that is as wide as the screen the cursor is on its
+/// last character, which erasing the rest of the line would take along.
+fn frame(text: &str, (height, width): (usize, usize)) -> String {
+    let mut lines: Vec<_> = text.lines().map(|line| truncate_str(line, width, "…")).collect();
+    if lines.len() > height {
+        let more = format!("… {} more lines", lines.len() - (height - 1));
+        lines.truncate(height - 1);
+        lines.push(truncate_str(&more, width, "…").into_owned().into());
+    }
+    let mut screen = "\x1b[H".to_owned();
+    for (place, line) in lines.iter().enumerate() {
+        let rest = if measure_text_width(line) < width { "\x1b[K" } else { "" };
+        let end = if place + 1 < height { "\r\n" } else { "" };
+        let _ = write!(screen, "{line}{rest}{end}");
+    }
+    if lines.len() < height {
+        screen.push_str("\x1b[J");
+    }
+    screen
 }
 
 /// Lines and columns of the terminal, as it says; else as `LINES` and `COLUMNS` say. What nobody says has no limit.
@@ -385,6 +393,16 @@ mod tests {
         let whole = column("NODE", names(), usize::MAX);
         assert_eq!((whole[0].len(), &*whole[3]), (50, &*"x".repeat(50)));
         assert_eq!(column("NODE", ["a".to_owned()].into_iter(), NAME_MAX), ["NODE", "a   "]);
+    }
+
+    #[test]
+    fn a_line_as_wide_as_the_screen_is_whole() {
+        let check = |text, size, expected| assert_eq!(frame(text, size), expected, "{text:?} {size:?}");
+        check("abc\nabcd\n", (3, 4), "\x1b[Habc\x1b[K\r\nabcd\r\n\x1b[J");
+        check("abcde\nab", (2, 4), "\x1b[Habc…\r\nab\x1b[K");
+        check("a\nb\nc\nd", (3, 14), "\x1b[Ha\x1b[K\r\nb\x1b[K\r\n… 2 more lines");
+        check("a", (usize::MAX, usize::MAX), "\x1b[Ha\x1b[K\r\n\x1b[J");
+        check("", (2, 4), "\x1b[H\x1b[J");
     }
 
     #[test]
