@@ -46,8 +46,8 @@ use crate::segment::{SEAL_AT, Seal, Segment};
 /// How long a mark that could not be appended waits for the next try.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(1);
 
-/// Before a round begins, those who were served by the last one are waited for, for at most this part of
-/// the time which that took: else the first of them would have a round of its own and the others wait for the next.
+/// Before a round begins, those who were served by the last one are waited for, for at most this part of the time
+/// which that took: else the first of them would have a round of its own and the others wait for the next.
 const GATHER_SHARE: u32 = 4;
 
 /// The syncer, once it has served somebody, looks for so long whether there is more to do before it sleeps: waking a thread
@@ -272,8 +272,9 @@ impl Desk {
         Watermarks { written: self.written(), synced }
     }
 
-    pub(crate) fn cluster(&self) -> Cluster {
-        self.cluster.read().clone()
+    /// Whether another node that keeps a copy answers.
+    pub(crate) fn reaches_followers(&self) -> bool {
+        self.cluster.read().followers.iter().any(|follower| follower.reachable)
     }
 
     /// Takes the state of the other nodes; acknowledgements may follow from it.
@@ -625,9 +626,10 @@ impl Desk {
     }
 
     /// Moves the mark after a round has succeeded, which ends it.
-    fn advance(&self, target: u64, mut causes: Causes, synced: &[Dirty], took: Duration) {
+    fn advance(&self, target: u64, mut causes: Causes, synced: &[Dirty]) {
         let mut state = self.state.lock();
-        (state.in_round, state.syncing_since, state.last_round) = (false, None, took);
+        state.in_round = false;
+        state.last_round = state.syncing_since.take().map_or(Duration::ZERO, |since| since.elapsed());
         for dirty in &mut state.dirty {
             dirty.named |= synced.iter().any(|s| Arc::ptr_eq(&s.segment, &dirty.segment));
         }
@@ -718,8 +720,7 @@ struct EndGuard<'a>(&'a Shared);
 impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let cause = Arc::new(std::io::Error::other("a callback panicked"));
-            self.0.desk.fail(DiskError { action: "sync", file: self.0.folder.path(""), cause });
+            self.0.fail_by_panic("a callback panicked");
         }
         if let Some(failure) = self.0.desk.failure() {
             self.0.tell_failure(failure);
@@ -733,8 +734,7 @@ struct LeaderGuard<'a>(&'a Shared);
 impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let cause = Arc::new(std::io::Error::other("a sync panicked"));
-            self.0.desk.fail(DiskError { action: "sync", file: self.0.folder.path(""), cause });
+            self.0.fail_by_panic("a sync panicked");
         }
     }
 }
@@ -743,12 +743,9 @@ impl Shared {
     /// Carries out a round for the caller, who waits for it. A segment that was completed meanwhile is synced, and left to
     /// the syncer otherwise.
     pub(crate) fn lead(&self) {
-        let guard = LeaderGuard(self);
+        let _guard = LeaderGuard(self);
         self.desk.gather();
-        if let Err(error) = self.sync_written() {
-            self.fail_sync(error);
-        }
-        drop(guard);
+        self.sync_written();
     }
 
     /// The last round, once the syncer has ended.
@@ -761,10 +758,7 @@ impl Shared {
     /// Syncs everything that is written, moves the mark, seals what is complete, and tells the callbacks. The caller has
     /// begun the round.
     fn sync_round(&self) {
-        let (target, dirty) = match self.sync_written() {
-            Ok(synced) => synced,
-            Err(error) => return self.fail_sync(error),
-        };
+        let Some((target, dirty)) = self.sync_written() else { return };
         self.tell(&Ok(target));
         if let Err(e) = self.seal_complete(&dirty) {
             return self.fail_sync(e);
@@ -775,13 +769,16 @@ impl Shared {
         }
     }
 
-    /// Syncs everything that is written and moves the mark, which ends the round: up to where, and in which files.
-    fn sync_written(&self) -> Result<(u64, Vec<Dirty>), DiskError> {
-        let begun = Instant::now();
+    /// Syncs everything that is written and moves the mark, which ends the round: up to where, and in which files. `None`
+    /// if that failed, and with it the log.
+    fn sync_written(&self) -> Option<(u64, Vec<Dirty>)> {
         let (target, causes, dirty) = self.desk.begin_round();
-        sync_files(&self.folder, &dirty)?;
-        self.desk.advance(target, causes, &dirty, begun.elapsed());
-        Ok((target, dirty))
+        if let Err(error) = sync_files(&self.folder, &dirty) {
+            self.fail_sync(error);
+            return None;
+        }
+        self.desk.advance(target, causes, &dirty);
+        Some((target, dirty))
     }
 
     /// Appends the mark of what was synced, unless the core is in use: then it is tried again.
@@ -811,6 +808,11 @@ impl Shared {
             trim(segment, file, seal.end)?;
         }
         Ok(())
+    }
+
+    fn fail_by_panic(&self, what: &str) {
+        let cause = Arc::new(std::io::Error::other(what));
+        self.desk.fail(DiskError { action: "sync", file: self.folder.path(""), cause });
     }
 
     fn fail_sync(&self, error: DiskError) {

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! An append puts header and payload at the published end: by a store in memory where the disk lets the segment be
-//! mapped and the entry does not ask for a sync, else by one write. In the process it counts from the moment the marks move, after that; before, its bytes lie
-//! where nobody in the process looks. Readers in other processes look at the file, and may find the whole frame a moment
+//! mapped and the entry does not ask for a sync, else by one write. In the process it counts from the moment the marks
+//! move, after that; before, its bytes lie where nobody in the process looks. Readers in other processes look at the file, and may find the whole frame a moment
 //! earlier. A write that failed for lack of space is wiped out, so that what lies past the end stays zero. Any other failed
 //! write, and a store that has met a page which is gone, end the log, because nobody knows what they left: the frame may be
 //! in the file, and then other processes read it and the next opening takes it in.
@@ -427,7 +427,7 @@ fn request_for(shared: &Shared, level: Level) {
 fn asks_for_sync(shared: &Shared, level: Level) -> bool {
     match level {
         Level::Sync | Level::QuorumSync => true,
-        Level::ReplicatedOrSync => !shared.desk.cluster().followers.iter().any(|f| f.reachable),
+        Level::ReplicatedOrSync => !shared.desk.reaches_followers(),
         Level::Async | Level::Replicated | Level::Risk => false,
     }
 }

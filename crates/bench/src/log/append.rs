@@ -2,6 +2,7 @@
 
 use super::limits::{self, Limits, nanos};
 use super::{Curve, Outcome, Plan, histogram};
+use crate::quantile::median;
 use crate::report::Target;
 use anyhow::{Context, Result};
 use rockdove_journal::{Journal, Level, Options, SyncPolicy, Terms, WaitStrategy, Writer};
@@ -112,7 +113,7 @@ pub fn group_commit(plan: &Plan, limits: &Limits, outcome: &mut Outcome) -> Resu
         bare[turn] = limits::group_commits(dir.path(), WRITERS, COMMITS, plan.size)?;
         (ours[turn], batch[turn]) = commits(dir.path(), plan.size)?;
     }
-    let [ours, bare, batch] = [ours, bare, batch].map(median);
+    let [ours, bare, batch] = [ours, bare, batch].map(|values| median(values.to_vec()));
     let sync = limits.sync_one.value_at_percentile(50.0) as f64 / 1e9;
     let mut add = |name: String, value, unit, target| outcome.report.add(name, value, unit, target);
     add(format!("{WRITERS} writers, each waits for the disk"), ours, "/s", Target::None);
@@ -146,11 +147,6 @@ fn commits(dir: &Path, size: usize) -> Result<(f64, f64)> {
     let (count, took) = ((WRITERS * COMMITS) as f64, started.elapsed());
     let rounds = journal.syncs().iter().map(|(_, count)| *count).sum::<u64>().max(1);
     Ok((count / took.as_secs_f64(), count / rounds as f64))
-}
-
-fn median(mut values: [f64; TURNS]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[TURNS / 2]
 }
 
 /// Opening, after a clean close and after a killed process.
