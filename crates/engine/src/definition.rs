@@ -110,6 +110,8 @@ fn modify(
         let options = options.finish();
         let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
         check_view(seq, &info)?;
+        let (before, after) = (collection.info.options.bytes().len(), options.bytes().len());
+        seq.check_change(before, after, after)?;
         seq.effect(batch, Effect::Modify { collection: collection.info.number, options }, None)?;
     }
     Ok(reply)
@@ -187,6 +189,7 @@ fn rename(
         Error::new(code::NAMESPACE_NOT_FOUND, format!("Source collection {from} does not exist"))
     })?;
     let mut names = DocBuilder::new();
+    to.refuse_special()?;
     names.append("from", from.full()).append("to", to.full());
     if let Some(target) = seq.state.collection(to).cloned() {
         if !drop_target {
@@ -209,6 +212,9 @@ fn create_indexes(
     specs: &[Doc],
     batch: &mut Batch,
 ) -> Result<DefinitionReply> {
+    if let Some(prebuilt) = &seq.scratch.prebuilt {
+        prebuilt.there(ns, &seq.state)?;
+    }
     let options = seq.state.collection(ns).map(|collection| collection.info.options.clone());
     let parsed = parse_indexes(specs, options.unwrap_or_default().raw())?;
     let created_collection = seq.state.collection(ns).is_none();

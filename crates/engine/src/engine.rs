@@ -131,7 +131,7 @@ impl Engine {
     /// Opens the engine: loads the newest checkpoint, applies the log after it, starts its threads.
     pub fn open(options: Options) -> Result<Engine, OpenError> {
         let opened = open::open(&options)?;
-        let published = Arc::new(ArcSwap::from_pointee(opened.state.clone()));
+        let published = Arc::default();
         let feed = Arc::new(Feed::start(opened.epoch, opened.state.at(), options.history_bytes)?);
         feed.preload(opened.history, opened.complete_after);
         let (limit, warn, refuse) =
@@ -150,7 +150,7 @@ impl Engine {
             log: opened.log,
             index: opened.index,
             marks: opened.marks,
-            published: published.clone(),
+            published: Arc::clone(&published),
             feed: feed.clone(),
             clock: options.clock.clone(),
             waiters: opened.waiters,

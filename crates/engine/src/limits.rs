@@ -1,8 +1,10 @@
 //! Memory watermarks: live bytes against a limit. Above the first mark the server warns, above the second it
-//! refuses to store new documents; deletions, expiry and marks on messages go on, so that it can drain.
+//! refuses to store new documents and large changes; deletions, expiry and marks on messages go on, so that it can drain.
 //!
 //! Draining may need something new: a lock, a node's entry. So small documents still go into small collections, up to a
-//! last mark halfway from the second to the limit. A queue that grows is soon no small collection any more.
+//! last mark halfway from the second to the limit, and beyond it while small collections together hold no more than that
+//! distance: marks on a full queue may go past any mark, and the locks to come must not depend on it. A queue that grows is
+//! soon no small collection any more. Nothing grows that would go past half as much again as the limit.
 //!
 //! The same for the disk, which is short when a checkpoint would find no space: without one the log never shrinks. Then
 //! small documents go on until half of what the log's segment had left is used; the rest stays for deletions and marks.
@@ -17,10 +19,12 @@ const REARM_PERCENT: u64 = 5;
 /// Part of the limit that retry records may take.
 const RECORDS_SHARE: u64 = 8;
 
-/// Largest document that is small, in bytes.
-const SMALL_DOCUMENT_BYTES_MAX: u64 = 4096;
+/// Most bytes of a document, or of what a change adds to one, that are small.
+const SMALL_BYTES_MAX: u64 = 4096;
 /// Part of the limit that a collection takes, with its indexes, as long as it is small.
 const SMALL_COLLECTION_SHARE: u64 = 256;
+/// Where nothing grows any more, in percent of the limit.
+const END_PERCENT: u64 = 150;
 
 /// Something new, and where it is to be stored.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,8 @@ pub struct New {
     pub bytes: u64,
     /// Bytes of the collection that it goes into, its indexes included.
     pub held: u64,
+    /// Bytes of all collections together that count as small.
+    pub small: u64,
 }
 
 /// The watermarks and the use.
@@ -94,9 +100,19 @@ impl Memory {
         self.refuse_percent.midpoint(100.max(self.refuse_percent))
     }
 
+    /// A collection of fewer bytes, with its indexes, is small.
+    fn small_collection(&self) -> u64 {
+        self.limit_bytes / SMALL_COLLECTION_SHARE
+    }
+
+    /// Collections of fewer bytes count together as small ones: those too that were small until they were filled.
+    pub fn counts_as_small(&self) -> u64 {
+        2 * self.small_collection()
+    }
+
     /// Whether it is a small document for a small collection.
     pub fn is_small(&self, new: New) -> bool {
-        new.bytes <= SMALL_DOCUMENT_BYTES_MAX && new.held < self.limit_bytes / SMALL_COLLECTION_SHARE
+        new.bytes <= SMALL_BYTES_MAX && new.held < self.small_collection()
     }
 
     /// Whether anything may be stored at `bytes` of use.
@@ -106,14 +122,27 @@ impl Memory {
 
     /// Fails if storing this is refused at `bytes` of use.
     pub fn check(&self, bytes: u64, new: New) -> Result<()> {
-        let (percent, refuse, last) = (self.percent_of(bytes), self.refuse_percent, self.last_percent());
-        if percent < refuse || (percent < last && self.is_small(new)) {
+        let (percent, last) = (self.percent_of(bytes), self.last_percent());
+        let reserve = last.saturating_sub(self.refuse_percent);
+        let has_reserve = percent < last || self.percent_of(new.small) < reserve;
+        if self.takes_all(bytes) || (self.is_small(new) && has_reserve && percent < END_PERCENT) {
             return Ok(());
         }
+        Err(self.refused(bytes))
+    }
+
+    /// Fails if a change that adds so many bytes to a document is refused at `bytes` of use.
+    pub fn check_growth(&self, bytes: u64, growth: u64) -> Result<()> {
+        let is_small = growth <= SMALL_BYTES_MAX && self.percent_of(bytes) < END_PERCENT;
+        if growth == 0 || self.takes_all(bytes) || is_small { Ok(()) } else { Err(self.refused(bytes)) }
+    }
+
+    fn refused(&self, bytes: u64) -> Error {
+        let (percent, refuse, last) = (self.percent_of(bytes), self.refuse_percent, self.last_percent());
         let message = format!(
-            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({refuse} %; {last} % for documents of up to {SMALL_DOCUMENT_BYTES_MAX} bytes in collections of less than 1/{SMALL_COLLECTION_SHARE} of the limit): delete documents or let them expire, or raise the limit, then try again"
+            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({refuse} %; {last} % for documents of up to {SMALL_BYTES_MAX} bytes in collections of less than 1/{SMALL_COLLECTION_SHARE} of the limit): delete documents or let them expire, or raise the limit, then try again"
         );
-        Err(Error::new(code::EXCEEDED_MEMORY_LIMIT, message))
+        Error::new(code::EXCEEDED_MEMORY_LIMIT, message)
     }
 }
 
@@ -181,11 +210,16 @@ impl Disk {
     }
 }
 
-/// What a new document gets while the disk is short.
+/// Whether a change that takes so many bytes in the log is carried out while the disk is short.
+pub fn is_small_change(in_log: u64) -> bool {
+    in_log <= SMALL_BYTES_MAX
+}
+
+/// What a new document or a large change gets while the disk is short.
 pub fn disk_is_short() -> Error {
     let message = "the disk that holds the data folder is short: new documents are refused, but for some small ones in \
-                   small collections, so that deletions and a checkpoint find room; delete documents or let them \
-                   expire, or make space, then try again";
+                   small collections, and so are large changes, so that deletions and a checkpoint find room; delete \
+                   documents or let them expire, or make space, then try again";
     Error::new(code::OUT_OF_DISK_SPACE, message)
 }
 
@@ -194,7 +228,7 @@ mod tests {
     use super::*;
 
     const LIMIT: u64 = 1 << 20;
-    const SMALL: New = New { bytes: 4096, held: 4095 };
+    const SMALL: New = New { bytes: 4096, held: 4095, small: LIMIT };
 
     fn percent(percent: u64) -> u64 {
         (LIMIT * percent).div_ceil(100)
@@ -203,8 +237,8 @@ mod tests {
     #[test]
     fn new_documents_are_refused_above_the_second_mark_and_small_ones_above_the_last() {
         let memory = Memory::new(LIMIT, 75, 90);
-        let large = New { bytes: 4097, held: 0 };
-        let crowded = New { bytes: 1, held: 4096 };
+        let large = New { bytes: 4097, held: 0, small: 0 };
+        let crowded = New { bytes: 1, held: 4096, small: 0 };
         for new in [large, crowded, SMALL] {
             assert!(memory.check(percent(90) - 1, new).is_ok(), "{new:?}");
         }
@@ -216,6 +250,29 @@ mod tests {
         assert!(memory.check(percent(95) - 1, SMALL).is_ok());
         let refused = memory.check(percent(95), SMALL).unwrap_err();
         assert!(refused.message.contains("95 %") && refused.message.contains("4096 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn small_collections_have_what_is_between_the_marks_for_themselves() {
+        let memory = Memory::new(LIMIT, 75, 90);
+        let with = |percent_of_small| New { small: percent(percent_of_small), ..SMALL };
+        for used in [95, 130, 149] {
+            assert!(memory.check(percent(used), with(4)).is_ok(), "{used}");
+            assert!(memory.check(percent(used), with(5)).is_err(), "{used}");
+        }
+        assert!(memory.check(percent(150), with(0)).is_err());
+    }
+
+    #[test]
+    fn small_growth_goes_on_and_large_growth_does_not() {
+        let memory = Memory::new(LIMIT, 75, 90);
+        assert!(memory.check_growth(percent(90) - 1, 1 << 30).is_ok());
+        for used in [90, 149] {
+            assert!(memory.check_growth(percent(used), 4096).is_ok(), "{used}");
+            assert_eq!(memory.check_growth(percent(used), 4097).unwrap_err().code.number, 146, "{used}");
+        }
+        assert!(memory.check_growth(percent(150), 1).is_err());
+        assert!(memory.check_growth(percent(200), 0).is_ok());
     }
 
     #[test]

@@ -72,6 +72,14 @@ impl Namespace {
         self.collection().starts_with("system.")
     }
 
+    /// Fails for what only the server could make: change streams and listings would leave it out.
+    pub fn refuse_special(&self) -> Result<()> {
+        match self.is_special() {
+            true => Err(Error::new(code::INVALID_NAMESPACE, format!("Invalid system namespace: {self}"))),
+            false => Ok(()),
+        }
+    }
+
     /// Whether change streams and listings leave it out: `system.*` and the server's own databases.
     pub fn is_internal(&self) -> bool {
         self.is_special() || matches!(self.database(), "local" | "config" | "admin")

@@ -21,18 +21,24 @@ use crate::namespace::Namespace;
 use crate::state::State;
 use crate::trie::Trie;
 use rockdove_documents::key::{KeySet, RowBuf};
-use rockdove_documents::{Doc, Error, Result, code};
+use rockdove_documents::{Code, Doc, Error, Result, code};
 use std::sync::{Arc, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A smaller collection is little work.
-const FEW_DOCUMENTS: usize = 1000;
-/// So few changed documents are left to the sequencer.
-const REST_MAX: usize = 500;
+const INDEX_BUILD_ABORTED: Code = Code { number: 276, name: "IndexBuildAborted" };
+/// Documents of so much work are few: building their indexes is left to the sequencer.
+const FEW_MAX: usize = 512 << 10;
+/// Changed documents of so much work are left to it.
+const REST_MAX: usize = 256 << 10;
 /// How often what has changed meanwhile is caught up with, if others write that much.
 const ROUNDS_MAX: usize = 10;
-/// After so many documents a build asks whether it may go on.
-const ASK_EVERY: usize = 1000;
+/// After so much work a build asks whether it may go on.
+const ASK_EVERY: usize = 512 << 10;
+
+/// How much work it is to find the keys of so many documents of so many bytes together.
+fn work(documents: usize, bytes: usize) -> usize {
+    documents * 512 + bytes
+}
 
 /// Whether a build may go on that has made so many bytes of entries.
 type MayGoOn<'a> = &'a dyn Fn(u64) -> Result<()>;
@@ -61,14 +67,22 @@ impl Prebuilt {
         let indexes = specs.iter().cloned().map(Index::new).collect();
         let mut built =
             Prebuilt { collection: collection.info.number, records: Trie::default(), indexes, keys };
-        for (count, (record, doc)) in collection.trie().iter().enumerate() {
-            if count.is_multiple_of(ASK_EVERY) {
-                may_go_on(built.bytes())?;
-            }
+        let mut asks = Asks(may_go_on, 0);
+        for (record, doc) in collection.trie().iter() {
+            asks.before(doc, &built)?;
             built.add(&collection.info.ns, record, doc, rows)?;
         }
         built.records = collection.trie().clone();
         Ok(built)
+    }
+
+    /// The collection of this name; fails if it is not the one whose documents these indexes have.
+    pub fn there<'s>(&self, ns: &Namespace, state: &'s State) -> Result<&'s Arc<Collection>> {
+        let there = state.collection(ns).filter(|there| there.info.number == self.collection);
+        there.ok_or_else(|| {
+            let message = format!("index build on {ns} aborted: collection was dropped or renamed meanwhile");
+            Error::new(INDEX_BUILD_ABORTED, message)
+        })
     }
 
     /// Where the index of this specification is, if it was built for this collection.
@@ -77,7 +91,7 @@ impl Prebuilt {
         self.indexes.iter().position(is_it).filter(|_| self.collection == collection)
     }
 
-    /// Takes in what has changed; how many documents did. Of no more use if that breaks an index.
+    /// Takes in what has changed; how much work that was. Of no more use if that breaks an index.
     pub fn catch_up(
         &mut self,
         collection: &Collection,
@@ -92,20 +106,18 @@ impl Prebuilt {
             }
         });
         // All of them before: what one document gives up another may have taken.
-        for part in gone.chunks(ASK_EVERY) {
-            may_go_on(self.bytes())?;
-            for (record, doc) in part {
-                self.take_away(*record, doc, rows)?;
-            }
+        let mut asks = Asks(may_go_on, 0);
+        for (record, doc) in &gone {
+            asks.before(doc, self)?;
+            self.take_away(*record, doc, rows)?;
         }
-        for part in new.chunks(ASK_EVERY) {
-            may_go_on(self.bytes())?;
-            for (record, doc) in part {
-                self.add(&collection.info.ns, *record, doc, rows)?;
-            }
+        for (record, doc) in &new {
+            asks.before(doc, self)?;
+            self.add(&collection.info.ns, *record, doc, rows)?;
         }
         self.records = collection.trie().clone();
-        Ok(gone.len().max(new.len()))
+        let bytes = gone.iter().chain(&new).map(|(_, doc)| doc.bytes().len()).sum();
+        Ok(work(gone.len() + new.len(), bytes))
     }
 
     /// The index that is there; it shares its entries.
@@ -149,11 +161,27 @@ impl Prebuilt {
     }
 }
 
+/// Asks from time to time whether a build may go on, and before the first document.
+struct Asks<'a>(MayGoOn<'a>, usize);
+
+impl Asks<'_> {
+    /// Before the work on a document.
+    fn before(&mut self, doc: &Doc, built: &Prebuilt) -> Result<()> {
+        let Asks(may_go_on, left) = self;
+        if *left == 0 {
+            may_go_on(built.bytes())?;
+            *left = ASK_EVERY;
+        }
+        *left = left.saturating_sub(work(1, doc.bytes().len()));
+        Ok(())
+    }
+}
+
 /// Builds those of the indexes that are not there, if the collection is large. The turn is to be held until the sequencer
 /// has them: whoever waits for it with the same command then finds them there.
 ///
 /// # Errors
-/// What a document breaks, such as 11000; 146 if memory gets short; 91 if the engine closes.
+/// What a document breaks, such as 11000; 146 if memory gets short; 276 if the collection goes; 91 if the engine closes.
 pub async fn indexes(
     engine: &Engine,
     turns: &Arc<Semaphore>,
@@ -176,7 +204,10 @@ pub async fn indexes(
 
 /// The collection and the indexes that it lacks, if it is large. What is wrong with them is left to the sequencer to say.
 fn wanted(state: &State, ns: &Namespace, specs: &[Doc]) -> Option<(Arc<Collection>, Vec<Arc<IndexSpec>>)> {
-    let collection = state.collection(ns).filter(|there| there.len() >= FEW_DOCUMENTS)?;
+    let collection = state.collection(ns)?;
+    if work(collection.len(), collection.bytes() as usize) < FEW_MAX {
+        return None;
+    }
     let specs = definition::parse_indexes(specs, collection.info.options.raw()).ok()?;
     let missing = definition::missing_indexes(collection, specs).ok()?;
     (!missing.is_empty()).then(|| (collection.clone(), missing))
@@ -189,14 +220,14 @@ fn build(engine: &Engine, caller: &Weak<()>, ns: &Namespace, specs: &[Doc]) -> R
     let may_go_on = |bytes: u64| {
         check_wanted(engine, caller)?;
         let memory = engine.memory();
-        memory.check(memory.used_bytes() + bytes, New { bytes: spec_bytes, held: held + bytes })
+        let small = engine.snapshot().small_bytes();
+        memory.check(memory.used_bytes() + bytes, New { bytes: spec_bytes, held: held + bytes, small })
     };
     let mut rows = RowBuf::default();
     let mut built = Prebuilt::build(&collection, &specs, &mut rows, &may_go_on)?;
     for _ in 0..ROUNDS_MAX {
         let state = engine.snapshot();
-        let Some(collection) = state.by_number(collection.info.number) else { return Ok(None) };
-        if built.catch_up(collection, &mut rows, &may_go_on)? <= REST_MAX {
+        if built.catch_up(built.there(ns, &state)?, &mut rows, &may_go_on)? <= REST_MAX {
             break;
         }
     }
@@ -293,7 +324,7 @@ mod tests {
         for (record, value) in [(1, Some(9)), (2, Some(1)), (3, None), (4, Some(2))] {
             change(&mut collection, (record, value));
         }
-        assert_eq!(built.catch_up(&collection, &mut rows, ALWAYS), Ok(3));
+        assert!(built.catch_up(&collection, &mut rows, ALWAYS).unwrap() > 0);
         assert_eq!(built.catch_up(&collection, &mut rows, ALWAYS), Ok(0));
         change(&mut collection, (5, Some(9)));
         assert_eq!(
@@ -303,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_ends_within_a_thousand_documents() {
+    fn a_build_ends_within_half_a_mebibyte_of_work() {
         let (mut large, mut rows) = (collection(), RowBuf::default());
         for record in 1..=5000 {
             change(&mut large, (record, Some(1)));
@@ -329,13 +360,15 @@ mod tests {
     /// An engine with a collection that is large; the documents have `b` twice.
     async fn filled(memory_limit_bytes: u64) -> Engine {
         let engine = Engine::open(Options { memory_limit_bytes, ..Options::memory() }).unwrap();
-        let insert = |n: i32| Statement::Insert { ns: ns(), doc: doc! { "_id": n, "a": n, "b": n / 2 } };
-        let statements = (0..2000).map(insert).collect();
-        let (retry, ack) = (None, Ack::WRITTEN);
-        let write =
-            Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None };
-        assert!(engine.write(write).await.unwrap().results.iter().all(Result::is_ok));
+        let docs = (0..2000).map(|n| doc! { "_id": n, "a": n, "b": n / 2 }).collect();
+        assert!(engine.write(insertion(docs)).await.unwrap().results.iter().all(Result::is_ok));
         engine
+    }
+
+    fn insertion(docs: Vec<Doc>) -> Write {
+        let statements = docs.into_iter().map(|doc| Statement::Insert { ns: ns(), doc }).collect();
+        let (retry, ack) = (None, Ack::WRITTEN);
+        Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None }
     }
 
     fn on_field(name: &str) -> Doc {
@@ -380,6 +413,35 @@ mod tests {
         assert_eq!(defined.unwrap().indexes_after, 2);
         drop(turn);
         assert!(second.await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn few_large_documents_are_work_too() {
+        let engine = Engine::open(Options::memory()).unwrap();
+        let specs = [doc! { "key": { "a": 1 } }];
+        for (id, bytes, expected) in [(1, 100 << 10, false), (2, 500 << 10, true)] {
+            let doc = doc! { "_id": id, "a": "a".repeat(bytes) };
+            engine.write(insertion(vec![doc])).await.unwrap();
+            assert_eq!(wanted(&engine.snapshot(), &ns(), &specs).is_some(), expected, "{id}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_collection_that_goes_meanwhile_takes_its_index_along() {
+        for comes_back in [false, true] {
+            let (engine, specs) = (filled(1 << 30).await, vec![doc! { "key": { "a": 1 } }]);
+            let (built, _turn) = indexes(&engine, &turns(), &ns(), &specs).await.unwrap().unwrap();
+            engine.define(Definition::Drop { ns: ns() }, Ack::WRITTEN).await.unwrap();
+            if comes_back {
+                let create = Definition::Create { ns: ns(), options: Doc::empty() };
+                engine.define(create, Ack::WRITTEN).await.unwrap();
+            }
+            let define = Box::new(Definition::CreateIndexes { ns: ns(), specs });
+            let defined =
+                engine.ask(|to| Request::Define(define, Some(built), Ack::WRITTEN, to)).await.unwrap();
+            assert_eq!(defined.unwrap_err().code, INDEX_BUILD_ABORTED);
+            assert_eq!(engine.snapshot().collection(&ns()).is_some(), comes_back);
+        }
     }
 
     #[tokio::test]

@@ -42,7 +42,7 @@ use crate::namespace::Namespace;
 use crate::prebuilt::Prebuilt;
 use crate::risk::Valuation;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
-use crate::state::{State, describe};
+use crate::state::{self, State, describe};
 use crate::statement;
 use arc_swap::ArcSwap;
 use reply::{Found, Pending, PortionDone, Reply};
@@ -216,8 +216,11 @@ pub struct Start {
 impl Sequencer {
     /// A sequencer that goes on from there.
     pub fn new(start: Start) -> Sequencer {
+        let mut state = start.state;
+        state.tell_small(start.memory.counts_as_small());
+        start.published.store(Arc::new(state.clone()));
         Sequencer {
-            state: start.state,
+            state,
             scratch: Scratch::default(),
             memory: start.memory,
             disk: start.disk,
@@ -294,11 +297,22 @@ impl Sequencer {
         if !is_short && self.memory.takes_all(stored) {
             return Ok(());
         }
-        let held = self.state.collection(ns).map_or(0, |there| there.bytes() + there.index_bytes());
-        let new = New { bytes: bytes as u64, held };
+        let held = self.state.collection(ns).map_or(0, |there| state::weight(there));
+        let new = New { bytes: bytes as u64, held, small: self.state.small_bytes() };
         self.memory.check(stored, new)?;
         let in_log = batch.encoder.size() as u64 + new.bytes;
         if is_short && !(self.memory.is_small(new) && self.reserve.has(in_log, self.log.room())) {
+            return Err(limits::disk_is_short());
+        }
+        Ok(())
+    }
+
+    /// Fails if a change is refused for lack of memory or disk: one that makes `before` bytes `after`, with so many in the
+    /// log.
+    pub(crate) fn check_change(&self, before: usize, after: usize, in_log: usize) -> Result<()> {
+        self.memory.check_growth(self.stored_bytes(), after.saturating_sub(before) as u64)?;
+        let is_short = self.disk.is_short() || self.log.is_short();
+        if is_short && !limits::is_small_change(in_log as u64) {
             return Err(limits::disk_is_short());
         }
         Ok(())
@@ -590,6 +604,7 @@ impl Sequencer {
         options: Doc,
         batch: &mut Batch,
     ) -> Result<()> {
+        ns.refuse_special()?;
         self.check_room(ns, options.bytes().len(), batch)?;
         let uuid: Uuid = *uuid::Uuid::new_v4().as_bytes();
         let collection = self.state.next_collection();

@@ -28,6 +28,10 @@ pub struct State {
     at: Timestamp,
     /// Bytes of documents, index entries and descriptions.
     bytes: u64,
+    /// A collection of fewer bytes counts as small.
+    small: u64,
+    /// Bytes of all small collections together.
+    small_bytes: u64,
 }
 
 /// A collection that is gone but still has events in the feed's history.
@@ -52,6 +56,25 @@ impl State {
     /// Bytes of documents, index entries and descriptions.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes of all small collections together.
+    pub fn small_bytes(&self) -> u64 {
+        self.small_bytes
+    }
+
+    /// Counts collections of fewer bytes than this as small from now on.
+    pub fn tell_small(&mut self, below: u64) {
+        self.small = below;
+        self.small_bytes =
+            self.collections().map(|collection| weight(collection)).filter(|w| *w < below).sum();
+    }
+
+    /// Keeps the counts of bytes: a collection counted for `before` and now counts for `after`.
+    fn count(&mut self, before: u64, after: u64) {
+        let if_small = |bytes: u64| if bytes < self.small { bytes } else { 0 };
+        self.small_bytes = self.small_bytes + if_small(after) - if_small(before);
+        self.bytes = self.bytes + after - before;
     }
 
     /// The collection of this name.
@@ -103,7 +126,7 @@ impl State {
     pub fn restore(&mut self, collection: Collection, at: Timestamp) {
         let number = collection.info.number;
         self.next_collection = self.next_collection.max(number + 1);
-        self.bytes += weight(&collection);
+        self.count(0, weight(&collection));
         Arc::make_mut(&mut self.names).insert(collection.info.ns.clone(), number);
         self.collections.insert(u64::from(number), Arc::new(collection));
         self.at = self.at.max(at);
@@ -232,8 +255,9 @@ impl State {
         let collection = Arc::make_mut(slot);
         let before = weight(collection);
         let result = change(collection);
-        self.bytes = self.bytes + weight(collection) - before;
-        result.map(|()| collection.info.clone())
+        let (after, info) = (weight(collection), collection.info.clone());
+        self.count(before, after);
+        result.map(|()| info)
     }
 
     /// A record's document with a patch applied.
@@ -255,7 +279,7 @@ impl State {
         let info =
             CollectionInfo::new(number, ns.clone(), uuid, options.unwrap_or(RawDoc::empty()).to_doc())?;
         let collection = Arc::new(Collection::new(info));
-        self.bytes += weight(&collection);
+        self.count(0, weight(&collection));
         let info = collection.info.clone();
         Arc::make_mut(&mut self.names).insert(ns, number);
         self.collections.insert(u64::from(number), collection);
@@ -265,7 +289,7 @@ impl State {
 
     fn drop_collection(&mut self, at: Timestamp, number: CollectionNumber) -> Result<Arc<CollectionInfo>> {
         let gone = self.collections.remove(u64::from(number)).ok_or_else(|| unknown(number))?;
-        self.bytes -= weight(&gone);
+        self.count(weight(&gone), 0);
         Arc::make_mut(&mut self.names).remove(&gone.info.ns);
         let dropped = Dropped { number, ns: gone.info.ns.clone(), uuid: gone.info.uuid, at };
         Arc::make_mut(&mut self.dropped).push(dropped);
@@ -300,7 +324,7 @@ fn evict(collection: &mut Collection, scratch: &mut Scratch) {
 }
 
 /// Bytes a collection counts for.
-fn weight(collection: &Collection) -> u64 {
+pub fn weight(collection: &Collection) -> u64 {
     collection.bytes() + collection.index_bytes() + collection.description_bytes()
 }
 

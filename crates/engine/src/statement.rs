@@ -247,14 +247,16 @@ fn change(
     let before = info.keeps_images.then(|| hit.doc.clone());
     let (collection, record) = (info.number, hit.record);
     let after = applied.doc;
-    let effect = match applied.description {
+    let (effect, in_log) = match applied.description {
         Some(description) => {
             let (key, description) = (key_of(&hit.doc), description.to_doc());
             check_description_size(&description)?;
-            Effect::Patch { collection, record, key, description, before }
+            let in_log = description.bytes().len();
+            (Effect::Patch { collection, record, key, description, before }, in_log)
         }
-        None => Effect::Replace { collection, record, doc: after.clone(), before },
+        None => (Effect::Replace { collection, record, doc: after.clone(), before }, after.bytes().len()),
     };
+    seq.check_change(hit.doc.bytes().len(), after.bytes().len(), in_log)?;
     Ok(Some(Change { effect, after, value }))
 }
 

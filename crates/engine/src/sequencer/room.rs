@@ -20,6 +20,14 @@ fn ns(name: &str) -> Namespace {
     Namespace::new("db", name).unwrap()
 }
 
+/// A sequencer in memory only, with so much of it.
+fn within(limit_bytes: u64) -> Sequencer {
+    let mut sequencer = on(Box::new(MemoryLog::default()), Arc::default(), Valuation::default());
+    sequencer.memory = Arc::new(Memory::new(limit_bytes, 75, 90));
+    sequencer.state.tell_small(sequencer.memory.counts_as_small());
+    sequencer
+}
+
 /// The code of the error, if it failed.
 fn write(sequencer: &mut Sequencer, statement: Statement) -> Option<i32> {
     let (to, mut reply) = oneshot::channel();
@@ -42,7 +50,10 @@ fn insert(name: &str, id: i32, bytes: usize) -> Statement {
 }
 
 fn update(name: &str, query: Doc, upsert: bool) -> Statement {
-    let update = doc! { "$set": { "by": "me" } };
+    change(name, query, doc! { "$set": { "by": "me" } }, upsert)
+}
+
+fn change(name: &str, query: Doc, update: Doc, upsert: bool) -> Statement {
     let update = Update::parse(Value::Document(update.raw()), None, &Default::default()).unwrap();
     let filter = Filter::parse(query.raw(), &Default::default()).unwrap();
     let (ns, sort, hint) = (ns(name), None, None);
@@ -85,8 +96,7 @@ fn is_drained(sequencer: &mut Sequencer) {
 
 #[test]
 fn a_full_memory_takes_small_documents_up_to_the_last_mark() {
-    let mut sequencer = on(Box::new(MemoryLog::default()), Arc::default(), Valuation::default());
-    sequencer.memory = Arc::new(Memory::new(LIMIT, 75, 90));
+    let mut sequencer = within(LIMIT);
     fill(&mut sequencer, "queue", LARGE, MEMORY);
     is_drained(&mut sequencer);
     assert_eq!(write(&mut sequencer, insert("queue", -1, 1)), MEMORY, "into what is large");
@@ -98,7 +108,7 @@ fn a_full_memory_takes_small_documents_up_to_the_last_mark() {
     let many = (0..).take_while(|n| fill(&mut sequencer, &format!("c{n}"), 1000, MEMORY) > 0).count();
     assert!(many > 5);
     let stored = sequencer.stored_bytes() * 100 / LIMIT;
-    assert_eq!(stored, 95, "many small ones do not pass the last mark");
+    assert!((95..=96).contains(&stored), "{stored}: many small ones do not pass the last mark");
     let create = Definition::Create { ns: ns("late"), options: doc! {} };
     assert_eq!(define(&mut sequencer, create), MEMORY);
     assert_eq!(define(&mut sequencer, index("nodes")), MEMORY);
@@ -108,12 +118,62 @@ fn a_full_memory_takes_small_documents_up_to_the_last_mark() {
     assert_eq!(write(&mut sequencer, insert("queue", 1, LARGE)), None);
 }
 
+/// The bytes of small collections, counted anew.
+fn small_bytes(sequencer: &Sequencer) -> u64 {
+    let mut state = sequencer.state.clone();
+    state.tell_small(sequencer.memory.counts_as_small());
+    state.small_bytes()
+}
+
+#[test]
+fn locks_and_nodes_come_in_however_much_marks_have_added() {
+    let mut sequencer = within(LIMIT);
+    let count = fill(&mut sequencer, "queue", 500, MEMORY);
+    let mark = doc! { "$set": { "processed_by": ["a".repeat(200)] } };
+    for id in 0..count {
+        assert_eq!(write(&mut sequencer, change("queue", doc! { "_id": id }, mark.clone(), false)), None);
+    }
+    assert!(sequencer.stored_bytes() * 100 / LIMIT > 110);
+    is_drained(&mut sequencer);
+    assert_eq!(sequencer.state.small_bytes(), small_bytes(&sequencer));
+    let many = (0..).take_while(|n| fill(&mut sequencer, &format!("c{n}"), 1000, MEMORY) > 0).count();
+    assert!(many > 5);
+    assert_eq!(sequencer.state.small_bytes() * 100 / LIMIT, 5, "small ones have their part and no more");
+    assert_eq!(write(&mut sequencer, delete("queue", doc! {})), None);
+    assert_eq!(sequencer.state.small_bytes(), small_bytes(&sequencer));
+    for collection in sequencer.state.clone().collections() {
+        let drop = Definition::Drop { ns: collection.info.ns.clone() };
+        assert_eq!(define(&mut sequencer, drop), None);
+    }
+    assert_eq!((sequencer.state.small_bytes(), sequencer.stored_bytes()), (0, 0));
+}
+
+#[test]
+fn large_changes_are_refused_where_new_documents_are() {
+    let mut sequencer = within(LIMIT);
+    let one = || doc! { "_id": 1 };
+    let set = |bytes: usize| change("queue", one(), doc! { "$set": { "x": "y".repeat(bytes) } }, false);
+    let modify = |bytes: usize| Definition::Modify {
+        ns: ns("queue"),
+        changes: doc! { "validator": { "z": { "$ne": "z".repeat(bytes) } } },
+    };
+    fill(&mut sequencer, "queue", LARGE, MEMORY);
+    assert_eq!(write(&mut sequencer, set(LARGE + 4000)), None);
+    assert_eq!(write(&mut sequencer, set(LARGE + 9000)), MEMORY);
+    assert_eq!(define(&mut sequencer, modify(5000)), MEMORY);
+    assert_eq!(define(&mut sequencer, modify(10)), None);
+    assert_eq!(write(&mut sequencer, set(LARGE / 2)), None, "it gives something back");
+    let stored = sequencer.stored_bytes();
+    sequencer.memory = Arc::new(Memory::new(stored / 2, 75, 90));
+    assert_eq!(write(&mut sequencer, set(LARGE / 2 + 1)), MEMORY, "nothing grows for ever");
+    assert_eq!(write(&mut sequencer, set(LARGE / 2 - 1)), None);
+}
+
 #[test]
 fn collections_without_documents_do_not_pass_the_last_mark() {
     let options = doc! { "validator": { "x": "x".repeat(3000) } };
     for options in [doc! {}, options] {
-        let mut sequencer = on(Box::new(MemoryLog::default()), Arc::default(), Valuation::default());
-        sequencer.memory = Arc::new(Memory::new(LIMIT / 4, 75, 90));
+        let mut sequencer = within(LIMIT / 4);
         let create = |n: usize| Definition::Create { ns: ns(&format!("c{n}")), options: options.clone() };
         let refused = (0..10_000).find_map(|n| define(&mut sequencer, create(n)));
         assert_eq!((refused, sequencer.stored_bytes() * 100 / (LIMIT / 4)), (MEMORY, 95));
@@ -150,6 +210,10 @@ fn a_short_disk_takes_small_documents_while_it_has_more_than_half_of_what_was_le
     assert!(room > 200 << 10, "{room}");
     is_drained(&mut sequencer);
     assert_eq!(write(&mut sequencer, insert("nodes", -1, 5000)), DISK, "what is large");
+    let set =
+        |bytes: usize| change("queue", doc! { "_id": 1 }, doc! { "$set": { "x": "y".repeat(bytes) } }, false);
+    assert_eq!(write(&mut sequencer, set(5000)), DISK, "it would shrink, but not in the log");
+    assert_eq!(write(&mut sequencer, set(4000)), None);
     assert!(fill(&mut sequencer, "other", 1000, DISK) > 50);
     let left = journal.room();
     assert!(left < room / 2 + (16 << 10) && left > room / 2 - (8 << 10), "{left} of {room}");

@@ -869,6 +869,46 @@ async fn results_do_not_go_into_what_is_the_servers() {
     peer.good(&doc! { "aggregate": "c", "pipeline": [out], "cursor": {}, "$db": "db" }).await;
 }
 
+#[tokio::test]
+async fn nothing_is_stored_where_nobody_sees_it() {
+    let mut peer = Peer::connect(&server());
+    fill(&mut peer, 1).await;
+    let index = doc! { "key": { "a": 1 }, "name": "a_1" };
+    for name in ["system.views", "system.x"] {
+        let update = doc! { "q": { "_id": 1 }, "u": { "a": 1 }, "upsert": true };
+        let commands = [
+            doc! { "create": name, "$db": "db" },
+            doc! { "insert": name, "documents": [{ "_id": 1 }], "$db": "db" },
+            doc! { "update": name, "updates": [update], "$db": "db" },
+            doc! { "findAndModify": name, "query": { "_id": 1 }, "update": { "a": 1 }, "upsert": true, "$db": "db" },
+            doc! { "createIndexes": name, "indexes": [&index], "$db": "db" },
+            doc! { "renameCollection": "db.c", "to": format!("db.{name}"), "$db": "admin" },
+        ];
+        for command in commands {
+            let reply = peer.run(&command).await;
+            let wrong = reply.get("writeErrors").and_then(|all| all.as_array()?.get("0")?.as_document());
+            let code = wrong.unwrap_or(reply.raw()).get("code").and_then(|code| code.as_integer());
+            assert_eq!(code, Some(73), "{command:?}: {reply:?}");
+        }
+    }
+    let listed = peer.good(&doc! { "listCollections": 1, "$db": "db" }).await;
+    assert_eq!(cursor(&listed).1.len(), 1);
+}
+
+#[tokio::test]
+async fn validators_may_have_expressions() {
+    let mut peer = Peer::connect(&server());
+    let create = |validator: Doc| doc! { "create": "v", "validator": validator, "$db": "db" };
+    assert_eq!(peer.code(&create(doc! { "$expr": { "$lt": ["$at", "$$NOW"] } })).await, 115);
+    peer.good(&create(doc! { "$expr": { "$lt": ["$from", "$to"] } })).await;
+    for (from, code) in [(1, None), (3, Some(121))] {
+        let insert = doc! { "insert": "v", "documents": [{ "from": from, "to": 2 }], "$db": "db" };
+        let reply = peer.run(&insert).await;
+        let wrong = reply.get("writeErrors").and_then(|all| all.as_array()?.get("0")?.as_document());
+        assert_eq!(wrong.and_then(|wrong| wrong.get("code")?.as_integer()), code, "{reply:?}");
+    }
+}
+
 /// Its own levels, whatever command it comes in.
 #[tokio::test]
 async fn a_document_may_have_a_hundred_levels() {
