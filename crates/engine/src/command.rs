@@ -2,6 +2,7 @@
 
 use crate::namespace::Namespace;
 use crate::risk::Valuation;
+use crate::sighting::Selection;
 use bytes::Bytes;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::interrupt::Interrupt;
@@ -110,6 +111,32 @@ pub struct Retry {
     pub statements: Vec<i32>,
 }
 
+impl Retry {
+    /// The number of the statement at `position`.
+    pub(crate) fn number_of(&self, position: usize) -> i32 {
+        let counted = || i32::try_from(position).unwrap_or(i32::MAX);
+        self.statements.get(position).copied().unwrap_or_else(counted)
+    }
+
+    /// The same for `count` statements from this position on.
+    pub(crate) fn part(&self, first: usize, count: usize) -> Retry {
+        let statements = (first..first + count).map(|position| self.number_of(position)).collect();
+        Retry { session: self.session.clone(), number: self.number, statements }
+    }
+
+    /// Fails if two statements have the same number.
+    pub(crate) fn check_distinct(&self) -> Result<()> {
+        if !self.statements.is_sorted_by(|a, b| a < b) {
+            let mut numbers = self.statements.clone();
+            numbers.sort_unstable();
+            if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
+                return Err(Error::bad_value("two statements of a retryable write have the same number"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Some statements to carry out in their order. Each change of a document is atomic, a statement that changes many
 /// is not: what is visible and lasting of it grows while it is carried out.
 #[derive(Debug)]
@@ -155,6 +182,18 @@ impl Statement {
             Statement::Update(update) => valuation.covers(&update.ns),
             Statement::Delete(_) | Statement::Refused(_) => false,
         }
+    }
+
+    /// Which document it is about, if it is one that is there.
+    pub(crate) fn about_one(&self) -> Option<Selection<'_>> {
+        let (ns, filter, sort, hint) = match self {
+            Statement::Update(update) if !update.multi => {
+                (&update.ns, &update.filter, &update.sort, &update.hint)
+            }
+            Statement::Delete(delete) if !delete.multi => (&delete.ns, &delete.filter, &None, &delete.hint),
+            _ => return None,
+        };
+        Some(Selection { ns, filter, sort: sort.as_ref(), hint: hint.as_ref() })
     }
 
     /// Whether it may concern many documents.
@@ -247,6 +286,20 @@ pub struct WriteReply {
     pub receipt: Receipt,
 }
 
+impl WriteReply {
+    /// For no statements.
+    pub(crate) fn none(at: Timestamp) -> WriteReply {
+        WriteReply { results: vec![], retried: vec![], at, receipt: Receipt::default() }
+    }
+
+    /// The reply for two parts of one write, the other of which came later.
+    pub(crate) fn joined(mut self, later: WriteReply) -> WriteReply {
+        self.results.extend(later.results);
+        self.retried.extend(later.retried);
+        WriteReply { at: later.at, receipt: self.receipt.joined(later.receipt), ..self }
+    }
+}
+
 /// Why a statement failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WriteError {
@@ -292,6 +345,18 @@ pub struct FindAndModify {
     pub bypass_validation: bool,
     /// Asked while the document is looked for and changed: an error ends the command with it, before it did anything.
     pub interrupt: Option<Interrupt>,
+}
+
+impl FindAndModify {
+    /// Which document it is about.
+    pub(crate) fn selection(&self) -> Selection<'_> {
+        Selection { ns: &self.ns, filter: &self.filter, sort: self.sort.as_ref(), hint: self.hint.as_ref() }
+    }
+
+    /// The same for who asks whether it is one document: always.
+    pub(crate) fn about_one(&self) -> Option<Selection<'_>> {
+        Some(self.selection())
+    }
 }
 
 /// What [`FindAndModify`] does.

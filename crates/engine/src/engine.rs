@@ -11,11 +11,13 @@ use crate::feed::{ChangeStream, Feed, FeedStats};
 use crate::groups::{EventPipeline, Scope};
 use crate::keeper::{Keeper, Limits};
 use crate::limits::{Disk, Memory};
-use crate::multi::{self, LOOKING_MAX};
+use crate::multi::LOOKING_MAX;
 use crate::open::{self, OpenError};
+use crate::parts;
 use crate::prebuilt;
 use crate::risk::{RiskField, RiskStatus, Valuation};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
+use crate::sighting;
 use crate::state::State;
 use crate::statement;
 use arc_swap::ArcSwap;
@@ -243,15 +245,10 @@ impl Engine {
                 }
             }
         }
-        let is_small = is_small(&write);
-        let write = match is_small {
-            true => write,
-            false => match multi::write(self, &self.0.looking, write).await {
-                Ok(reply) => return Ok(reply),
-                Err(write) => write?,
-            },
-        };
-        self.ask_soon(is_small, |reply| Request::Write(Box::new(write), reply)).await?
+        if !is_small(&write) {
+            return parts::write(self, &self.0.looking, write).await;
+        }
+        self.ask_soon(true, |reply| Request::Write(Box::new(write), None, reply)).await?
     }
 
     /// Changes or removes one document and returns it.
@@ -262,7 +259,15 @@ impl Engine {
         };
         let is_small = is_small && command.projection.as_ref().is_none_or(Projection::is_cheap);
         let is_small = is_small && finds_by_id(&command.filter, command.sort.as_ref(), command.hint.as_ref());
-        self.ask_soon(is_small, |reply| Request::FindAndModify(Box::new(command), reply)).await?
+        if is_small {
+            return self
+                .ask_soon(true, |reply| Request::FindAndModify(Box::new(command), None, reply))
+                .await?;
+        }
+        let (state, interrupt) = (self.snapshot(), command.interrupt.clone());
+        let about = FindAndModify::about_one;
+        let (command, sighting) = sighting::look(&state, &self.0.looking, command, about, interrupt).await?;
+        self.ask(|reply| Request::FindAndModify(Box::new(command), sighting, reply)).await?
     }
 
     /// Changes what collections and indexes there are.

@@ -12,19 +12,21 @@
 //! * Documents that come to match while the statement is under way may be left out.
 //! * What is little work by its plan, and what matches nothing but may insert, is left to the sequencer as a whole.
 
+use crate::collection::Collection;
 use crate::command::{Ack, Outcome, Receipt, Statement, Write, WriteError, WriteReply};
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::engine::Engine;
-use crate::plan;
+use crate::plan::{self, Plan};
 use crate::scan::Scan;
 use crate::sequencer::{Request, is_interruption};
+use crate::state::State;
 use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::{Error, Result, Timestamp, code};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// Up to so many candidates are little work, if asking about each is.
-const FEW_CANDIDATES: usize = 1000;
+pub const FEW_CANDIDATES: usize = 1000;
 /// Records of one portion: some milliseconds of work.
 const PORTION: usize = 500;
 /// So many statements look for documents at one time; more wait for their turn.
@@ -52,66 +54,63 @@ struct Candidates {
     records: Vec<RecordNumber>,
 }
 
-/// A write of one statement that concerns many documents, or the write as it was.
+/// Carries out a statement that concerns many documents. It comes back if the sequencer shall do it: it matches nothing,
+/// but may insert.
 pub async fn write(
     engine: &Engine,
     turns: &Arc<Semaphore>,
-    mut write: Write,
-) -> Result<WriteReply, Result<Write>> {
-    if write.retry.is_some() || write.statements.len() != 1 || !write.statements[0].is_multi() {
-        return Err(Ok(write));
-    }
-    let Some(statement) = write.statements.pop().map(Arc::new) else { return Err(Ok(write)) };
-    let found = find(engine, turns, &statement, write.interrupt.clone()).await.map_err(Err)?;
-    let Some(found) = found else {
-        write.statements.extend(Arc::into_inner(statement));
-        return Err(Ok(write));
-    };
-    carry_out(engine, write, statement, found).await.map_err(Err)
-}
-
-/// Looks for a statement's documents; `None` if the sequencer shall do so.
-async fn find(
-    engine: &Engine,
-    turns: &Arc<Semaphore>,
-    statement: &Arc<Statement>,
-    interrupt: Option<Interrupt>,
-) -> Result<Option<Candidates>> {
-    let (ns, filter, hint) = match &**statement {
-        Statement::Update(update) => (&update.ns, &update.filter, update.hint.as_ref()),
-        Statement::Delete(delete) => (&delete.ns, &delete.filter, delete.hint.as_ref()),
-        Statement::Insert { .. } | Statement::Refused(_) => return Ok(None),
-    };
-    let state = engine.snapshot();
-    let Some(collection) = state.collection(ns).filter(|there| there.info.view.is_none()).cloned() else {
-        return Ok(None);
-    };
-    let Ok(plan) = plan::choose(&collection, filter, None, hint) else { return Ok(None) };
-    if filter.is_cheap() && !plan.reads_more_than(&collection, FEW_CANDIDATES) {
-        return Ok(None);
-    }
+    write: &Write,
+    statement: Statement,
+) -> Result<Result<WriteReply, Statement>> {
+    let Some((collection, plan)) = planned(&engine.snapshot(), &statement) else { return Ok(Err(statement)) };
     let turn = turns.clone().acquire_owned().await.map_err(|error| internal(&error))?;
-    let statement = statement.clone();
+    let interrupt = write.interrupt.clone();
     let look = move || {
         let _turn = turn;
-        let filter = match &*statement {
-            Statement::Update(update) => &update.filter,
-            Statement::Delete(delete) => &delete.filter,
-            Statement::Insert { .. } | Statement::Refused(_) => return Ok(None),
-        };
-        let mut records = Vec::new();
-        let number = collection.info.number;
-        for (record, doc) in Scan::new(collection, plan) {
-            if filter.matches(doc.raw())? {
-                records.push(record);
-            }
-        }
-        let inserts = matches!(&*statement, Statement::Update(update) if update.upsert);
-        let nothing_to_do = records.is_empty() && inserts;
-        Ok((!nothing_to_do).then_some(Candidates { collection: number, records }))
+        let found = during(interrupt.as_ref(), || find(collection, plan, &statement))?;
+        Ok::<_, Error>((statement, found))
     };
-    let looked = tokio::task::spawn_blocking(move || during(interrupt.as_ref(), look)).await;
-    looked.map_err(|error| internal(&error))?
+    let looked = tokio::task::spawn_blocking(look).await;
+    let (statement, found) = looked.map_err(|error| internal(&error))??;
+    let inserts = matches!(&statement, Statement::Update(update) if update.upsert);
+    if found.records.is_empty() && inserts {
+        return Ok(Err(statement));
+    }
+    carry_out(engine, write, Arc::new(statement), found).await.map(Ok)
+}
+
+/// Whether looking for a statement's documents, or changing them, is so much work that others would wait.
+pub fn is_much(state: &State, statement: &Statement) -> bool {
+    planned(state, statement).is_some()
+}
+
+/// How to look for a statement's documents, if that is much work.
+fn planned(state: &State, statement: &Statement) -> Option<(Arc<Collection>, Plan)> {
+    let (ns, filter, hint) = match statement {
+        Statement::Update(update) => (&update.ns, &update.filter, update.hint.as_ref()),
+        Statement::Delete(delete) => (&delete.ns, &delete.filter, delete.hint.as_ref()),
+        Statement::Insert { .. } | Statement::Refused(_) => return None,
+    };
+    let collection = state.collection(ns).filter(|there| there.info.view.is_none())?;
+    let plan = plan::choose(collection, filter, None, hint).ok()?;
+    let is_much = !filter.is_cheap() || plan.reads_more_than(collection, FEW_CANDIDATES);
+    is_much.then(|| (collection.clone(), plan))
+}
+
+/// What matches a statement's filter.
+fn find(collection: Arc<Collection>, plan: Plan, statement: &Statement) -> Result<Candidates> {
+    let mut found = Candidates { collection: collection.info.number, records: Vec::new() };
+    let filter = match statement {
+        Statement::Update(update) => &update.filter,
+        Statement::Delete(delete) => &delete.filter,
+        Statement::Insert { .. } | Statement::Refused(_) => return Ok(found),
+    };
+    for (record, doc) in Scan::new(collection, plan) {
+        if filter.matches(doc.raw())? {
+            found.records.push(record);
+        }
+    }
+    Ok(found)
 }
 
 fn internal(error: &dyn std::error::Error) -> Error {
@@ -120,7 +119,7 @@ fn internal(error: &dyn std::error::Error) -> Error {
 
 async fn carry_out(
     engine: &Engine,
-    write: Write,
+    write: &Write,
     statement: Arc<Statement>,
     found: Candidates,
 ) -> Result<WriteReply> {

@@ -42,6 +42,7 @@ use crate::namespace::Namespace;
 use crate::prebuilt::Prebuilt;
 use crate::risk::Valuation;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
+use crate::sighting::Sighting;
 use crate::state::{self, State, describe};
 use crate::statement;
 use arc_swap::ArcSwap;
@@ -67,10 +68,10 @@ const SESSIONS_EVERY_MS: i64 = 60_000;
 
 /// What the sequencer is asked.
 pub enum Request {
-    /// Carry out statements.
-    Write(Box<Write>, oneshot::Sender<Result<WriteReply>>),
-    /// Change one document and return it.
-    FindAndModify(Box<FindAndModify>, oneshot::Sender<Found>),
+    /// Carry out statements; if it is one about one document, that may have been looked for.
+    Write(Box<Write>, Option<Box<Sighting>>, oneshot::Sender<Result<WriteReply>>),
+    /// Change one document, which may have been looked for, and return it.
+    FindAndModify(Box<FindAndModify>, Option<Box<Sighting>>, oneshot::Sender<Found>),
     /// Carry out a part of a statement.
     Portion(Box<Portion>, oneshot::Sender<PortionDone>),
     /// Change collections or indexes; some of the indexes may be built already.
@@ -346,14 +347,15 @@ impl Sequencer {
         batch.refused = None; // what it was is no matter of this request
         batch.under_way = UnderWay::default();
         match request {
-            Request::Write(write, to) => {
-                let done = self.begin(write.ack, batch).and_then(|()| self.write(*write, batch));
+            Request::Write(write, sighting, to) => {
+                let begun = self.begin(write.ack, batch);
+                let done = begun.and_then(|()| self.write(*write, sighting.as_deref(), batch));
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::Write(to, done)));
             }
-            Request::FindAndModify(command, to) => {
+            Request::FindAndModify(command, sighting, to) => {
                 let begun = self.begin(command.ack, batch).map_err(WriteError::from);
-                let done = begun.and_then(|()| self.find_and_modify(*command, batch));
+                let done = begun.and_then(|()| self.find_and_modify(*command, sighting.as_deref(), batch));
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::FindAndModify(to, done)));
             }
@@ -443,7 +445,7 @@ impl Sequencer {
             to.send(CheckpointData { state: self.state.clone(), sessions, index: self.index, wanted_from }); // the keeper may have gone
     }
 
-    fn write(&mut self, write: Write, batch: &mut Batch) -> Result<WriteReply> {
+    fn write(&mut self, write: Write, sighting: Option<&Sighting>, batch: &mut Batch) -> Result<WriteReply> {
         if let Some(interrupt) = &write.interrupt {
             interrupt.check()?; // it may have waited for long
         }
@@ -453,7 +455,7 @@ impl Sequencer {
         let mut results = Vec::with_capacity(write.statements.len());
         let (mut retried, mut done) = (Vec::new(), Vec::new());
         for (position, one) in write.statements.into_iter().enumerate() {
-            let number = write.retry.as_ref().map(|retry| statement_number(retry, position));
+            let number = write.retry.as_ref().map(|retry| retry.number_of(position));
             if let (Some(retry), Some(number)) = (&write.retry, number)
                 && let Some(stored) = self.recall(retry, number, batch)?
             {
@@ -469,7 +471,8 @@ impl Sequencer {
                 // It may take several batches, and what is in the log shall be known there as done.
                 self.remember(&write.retry, &mut done, batch)?;
             }
-            let result = self.statement(one, write.bypass_validation, write.interrupt.as_ref(), batch);
+            let interrupt = write.interrupt.as_ref();
+            let result = self.statement(one, write.bypass_validation, sighting, interrupt, batch);
             if let (Err(failed), Some(_)) = (&result, &write.interrupt)
                 && is_interruption(&failed.error)
             {
@@ -497,24 +500,30 @@ impl Sequencer {
         &mut self,
         one: Statement,
         bypass: bool,
+        sighting: Option<&Sighting>,
         interrupt: Option<&Interrupt>,
         batch: &mut Batch,
     ) -> Result<Outcome, WriteError> {
         match one {
             Statement::Insert { ns, doc } => statement::insert(self, &ns, doc, bypass, batch),
-            Statement::Update(update) => statement::update(self, &update, bypass, interrupt, batch),
-            Statement::Delete(delete) => statement::delete(self, &delete, interrupt, batch),
+            Statement::Update(update) => statement::update(self, &update, bypass, sighting, interrupt, batch),
+            Statement::Delete(delete) => statement::delete(self, &delete, sighting, interrupt, batch),
             Statement::Refused(error) => Err(error.into()),
         }
     }
 
-    fn find_and_modify(&mut self, command: FindAndModify, batch: &mut Batch) -> Found {
+    fn find_and_modify(
+        &mut self,
+        command: FindAndModify,
+        sighting: Option<&Sighting>,
+        batch: &mut Batch,
+    ) -> Found {
         if let Some(interrupt) = &command.interrupt {
             interrupt.check()?;
         }
         if let Some(retry) = &command.retry {
             self.check_numbers(retry, 1, batch)?;
-            match self.recall(retry, statement_number(retry, 0), batch)? {
+            match self.recall(retry, retry.number_of(0), batch)? {
                 None => {}
                 Some(Stored::Found { value, found, upserted }) => {
                     if command.ack.value > 0 || self.valuation.covers(&command.ns) {
@@ -526,11 +535,11 @@ impl Sequencer {
                 Some(Stored::Outcome(_)) => return Err(other_command(retry).into()),
             }
         }
-        let mut reply = statement::find_and_modify(self, &command, batch)?;
+        let mut reply = statement::find_and_modify(self, &command, sighting, batch)?;
         if let Some(retry) = &command.retry {
             let (value, found, upserted) = (reply.value.clone(), reply.found, reply.upserted.clone());
             let mut done = Vec::new();
-            sessions::push(&mut done, statement_number(retry, 0), Stored::Found { value, found, upserted });
+            sessions::push(&mut done, retry.number_of(0), Stored::Found { value, found, upserted });
             self.remember(&command.retry, &mut done, batch)?;
         }
         reply.at = self.state.at();
@@ -546,13 +555,7 @@ impl Sequencer {
 
     /// Refuses statement numbers that could not be told apart, or would be too many to remember.
     fn check_numbers(&self, retry: &Retry, count: usize, batch: &Batch) -> Result<()> {
-        if !retry.statements.is_sorted_by(|a, b| a < b) {
-            let mut numbers = retry.statements.clone();
-            numbers.sort_unstable();
-            if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
-                return Err(Error::bad_value("two statements of a retryable write have the same number"));
-            }
-        }
+        retry.check_distinct()?;
         let known = self.sessions.count(retry) + batch.pending.count(retry);
         if known + count > STATEMENTS_MAX {
             let message = format!("a retryable write cannot have more than {STATEMENTS_MAX} statements");
@@ -724,12 +727,6 @@ pub(crate) fn is_interruption(error: &Error) -> bool {
 fn other_command(retry: &Retry) -> Error {
     let message = format!("txnNumber {} of this session was used for another command", retry.number);
     Error::bad_value(message)
-}
-
-/// The number of the statement at `position` of a retryable write.
-fn statement_number(retry: &Retry, position: usize) -> i32 {
-    let counted = || i32::try_from(position).unwrap_or(i32::MAX);
-    retry.statements.get(position).copied().unwrap_or_else(counted)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 
 use crate::collection::{Collection, CollectionInfo};
 use crate::command::{
-    DeleteStatement, FindAndModify, FindAndModifyReply, Hint, Modify, Outcome, Receipt, Statement,
-    UpdateStatement, WriteError,
+    DeleteStatement, FindAndModify, FindAndModifyReply, Modify, Outcome, Receipt, Statement, UpdateStatement,
+    WriteError,
 };
 use crate::effects::{CollectionNumber, Effect, RecordNumber};
 use crate::event::key_of;
@@ -15,10 +15,10 @@ use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::scan;
 use crate::sequencer::{Batch, Sequencer};
+use crate::sighting::{Hit, Recalled, Selection, Sighting};
 use rockdove_documents::filter::Filter;
 use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::key::{Direction, encode_key};
-use rockdove_documents::sort::Sort;
 use rockdove_documents::update::{Update, check_id, upsert_document};
 use rockdove_documents::{
     Doc, DocBuilder, Element, Error, ObjectId, Owned, RawDoc, Result, Timestamp, Value, check_depth, code,
@@ -34,14 +34,6 @@ const DESCRIPTION_BYTES_MAX: usize = 2 * DOCUMENT_BYTES_MAX;
 const SHARED_BYTES_MIN: usize = 64 << 10;
 /// Most documents that one look at a TTL index deletes; the next look takes the rest.
 const EXPIRE_MAX: usize = 1000;
-
-/// A document that a statement found.
-struct Hit {
-    record: RecordNumber,
-    doc: Doc,
-    /// Position of the array element that the filter matched, for the positional `$`.
-    positional: Option<usize>,
-}
 
 /// Gives a document an `_id` in first place and checks its size and depth. Called before the sequencer sees it.
 pub fn prepare_insert(doc: Doc, new_id: impl FnOnce() -> ObjectId) -> Result<Doc> {
@@ -193,13 +185,15 @@ pub fn update(
     seq: &mut Sequencer,
     statement: &UpdateStatement,
     bypass: bool,
+    sighting: Option<&Sighting>,
     interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
     let one = !statement.multi;
     let (ns, filter, update) = (&statement.ns, &statement.filter, &statement.update);
     let (sort, hint) = (statement.sort.as_ref(), statement.hint.as_ref());
-    let hits = during(interrupt, || select(seq, ns, filter, sort, hint, one))?;
+    let selection = Selection { ns, filter, sort, hint };
+    let hits = during(interrupt, || select(seq, selection, one, sighting))?;
     if hits.is_empty() && statement.upsert {
         let (id, doc) = during(interrupt, || upserted(filter, update, batch))?;
         put(seq, ns, doc, bypass, batch)?;
@@ -313,11 +307,13 @@ fn put(
 pub fn delete(
     seq: &mut Sequencer,
     statement: &DeleteStatement,
+    sighting: Option<&Sighting>,
     interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
-    let (filter, hint, one) = (&statement.filter, statement.hint.as_ref(), !statement.multi);
-    let hits = during(interrupt, || select(seq, &statement.ns, filter, None, hint, one))?;
+    let DeleteStatement { ns, filter, multi, hint } = statement;
+    let selection = Selection { ns, filter, sort: None, hint: hint.as_ref() };
+    let hits = during(interrupt, || select(seq, selection, !multi, sighting))?;
     let count = hits.len() as u64;
     if let Some(info) = seq.state.collection(&statement.ns).map(|collection| collection.info.clone()) {
         refuse_view(&info)?;
@@ -383,11 +379,11 @@ pub fn portion(seq: &mut Sequencer, portion: &Portion, batch: &mut Batch) -> Res
 pub fn find_and_modify(
     seq: &mut Sequencer,
     command: &FindAndModify,
+    sighting: Option<&Sighting>,
     batch: &mut Batch,
 ) -> Result<FindAndModifyReply, WriteError> {
     let interrupt = command.interrupt.as_ref();
-    let (sort, hint) = (command.sort.as_ref(), command.hint.as_ref());
-    let hits = during(interrupt, || select(seq, &command.ns, &command.filter, sort, hint, true))?;
+    let hits = during(interrupt, || select(seq, command.selection(), true, sighting))?;
     let hit = hits.into_iter().next();
     let found = hit.is_some();
     let shown = |doc: &Doc, positional| match &command.projection {
@@ -486,13 +482,17 @@ pub fn has_expired(collection: &Arc<Collection>, index: &str, upto_ms: i64) -> b
 /// The documents that a statement is about, in the order in which it takes them.
 fn select(
     seq: &Sequencer,
-    ns: &Namespace,
-    filter: &Filter,
-    sort: Option<&Sort>,
-    hint: Option<&Hint>,
+    selection: Selection<'_>,
     one: bool,
+    sighting: Option<&Sighting>,
 ) -> Result<Vec<Hit>> {
+    let Selection { ns, filter, sort, hint } = selection;
     let Some(collection) = seq.state.collection(ns) else { return Ok(vec![]) };
+    if let Some(sighting) = sighting
+        && let Recalled::Found(hit) = sighting.recall(collection, selection)?
+    {
+        return Ok(hit.into_iter().collect());
+    }
     let scan = scan::start(collection, filter, sort, hint)?;
     let take_first = one && (sort.is_none() || scan.in_order());
     let mut hits = Vec::new();

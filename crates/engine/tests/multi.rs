@@ -1,12 +1,16 @@
-//! Statements that concern many documents: they are found aside and carried out in portions.
+//! Statements that look at many documents: what they are about is found aside, and what they do is done in parts.
 
 mod support;
 
 use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Owned, Value, code, doc};
-use rockdove_engine::{Ack, Definition, Engine, Find, Hint, Options, Outcome, StartAt, Write};
+use rockdove_engine::{
+    Ack, Definition, DeleteStatement, Engine, Find, FindAndModify, Hint, Modify, Options, Outcome, Retry,
+    StartAt, Statement, Write,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use support::*;
 
 const COUNT: i32 = 4000;
@@ -157,4 +161,114 @@ async fn others_write_while_indexes_are_built() {
             .sum();
         assert_eq!(index.tree.len(), entries, "no entry of what has gone");
     }
+}
+
+/// An interrupt that lets work go on once others have written, and fails if they cannot.
+#[derive(Default)]
+struct Meanwhile {
+    began: AtomicBool,
+    written: AtomicBool,
+}
+
+impl Meanwhile {
+    fn interrupt(self: &Arc<Meanwhile>) -> Option<Interrupt> {
+        let meanwhile = self.clone();
+        Some(Interrupt::new(move || {
+            meanwhile.began.store(true, Ordering::Relaxed);
+            let started = Instant::now();
+            while !meanwhile.written.load(Ordering::Relaxed) {
+                if started.elapsed() > Duration::from_secs(10) {
+                    return Err(Error::new(code::INTERRUPTED, "others could not write"));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        }))
+    }
+
+    async fn others_write(&self, engine: &Engine) {
+        eventually("it is looked for", || self.began.load(Ordering::Relaxed)).await;
+        insert(engine, &ns(), doc! { "other": 1 }).await.unwrap();
+        self.written.store(true, Ordering::Relaxed);
+    }
+}
+
+fn delete_one(query: Doc) -> Statement {
+    Statement::Delete(Box::new(DeleteStatement { ns: ns(), filter: filter(query), multi: false, hint: None }))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_write_while_one_document_is_looked_for() {
+    let engine = filled().await;
+    let last = |n: i32| doc! { "n": 3, "k": { "$lt": 1 }, "_id": { "$mod": [COUNT, COUNT - n] } };
+    let set = || doc! { "$set": { "k": 1 } };
+    let retry = Some(Retry { session: vec![1].into(), number: 1, statements: vec![] });
+    let ways: [(Vec<Statement>, Option<Retry>, Vec<Outcome>); 4] = [
+        (vec![statement_update(&ns(), last(1), set(), false, false)], retry, vec![updated(1, 1)]),
+        (vec![delete_one(last(1))], None, vec![Outcome::Deleted { count: 0 }]),
+        (
+            vec![
+                statement_insert(&ns(), doc! { "_id": "a" }),
+                delete_one(last(5)),
+                statement_update(&ns(), doc! { "k": 1 }, doc! { "$inc": { "k": 1 } }, true, false),
+                statement_insert(&ns(), doc! { "_id": "b" }),
+            ],
+            None,
+            vec![Outcome::Inserted, Outcome::Deleted { count: 1 }, updated(1, 1), Outcome::Inserted],
+        ),
+        (vec![statement_update(&ns(), doc! { "k": 2 }, set(), false, true)], None, vec![updated(1, 1)]),
+    ];
+    for (statements, retry, expected) in ways {
+        let meanwhile = Arc::new(Meanwhile::default());
+        let write = Write { retry, interrupt: meanwhile.interrupt(), ..write_of(statements) };
+        let (done, ()) = tokio::join!(bounded(engine.write(write)), meanwhile.others_write(&engine));
+        let results: Vec<_> = done.unwrap().results.into_iter().map(Result::unwrap).collect();
+        assert_eq!(results, expected);
+    }
+    let meanwhile = Arc::new(Meanwhile::default());
+    let take = FindAndModify {
+        ns: ns(),
+        filter: filter(last(9)),
+        sort: None,
+        action: Modify::Remove,
+        projection: None,
+        hint: None,
+        retry: None,
+        ack: Ack::WRITTEN,
+        bypass_validation: false,
+        interrupt: meanwhile.interrupt(),
+    };
+    let (taken, ()) = tokio::join!(bounded(engine.find_and_modify(take)), meanwhile.others_write(&engine));
+    assert!(taken.unwrap().found);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_in_parts_is_one_to_its_caller() {
+    let engine = filled().await;
+    let ns = ns();
+    let none = || doc! { "n": 9 };
+    let set = |value: i32| doc! { "$set": { "n": value } };
+    let statements = || {
+        vec![
+            statement_update(&ns, none(), set(8), false, false),
+            statement_insert(&ns, doc! { "_id": "new", "n": 9 }),
+            statement_update(&ns, none(), set(8), false, false),
+            statement_insert(&ns, doc! { "_id": "new" }),
+            delete_one(doc! { "n": 8 }),
+        ]
+    };
+    let retry = Retry { session: vec![1].into(), number: 1, statements: vec![] };
+    for _ in 0..2 {
+        let reply = write_retryable(&engine, statements(), retry.clone()).await.unwrap();
+        let results: Vec<_> = reply.results.into_iter().map(|one| one.ok()).collect();
+        assert_eq!(results, [Some(updated(0, 0)), Some(Outcome::Inserted), Some(updated(1, 1)), None]);
+        assert_eq!(find(&engine, &ns, doc! { "n": 8 }).len(), 1);
+    }
+    let unordered = Write { ordered: false, ..write_of(statements()) };
+    let results = bounded(engine.write(unordered)).await.unwrap().results;
+    let failed: Vec<_> = results.iter().map(Result::is_err).collect();
+    assert_eq!(failed, [false, true, false, true, false]);
+    assert!(find(&engine, &ns, doc! { "n": 8 }).is_empty());
+    let twice = Retry { statements: vec![1, 2, 3, 4, 1], number: 2, ..retry };
+    assert_eq!(write_retryable(&engine, statements(), twice).await.unwrap_err().code.number, 2);
 }

@@ -58,7 +58,7 @@ fn write(statement: Statement, ack: Ack, retry: Option<Retry>) -> (Request, Answ
     let (to, reply) = oneshot::channel();
     let statements = vec![statement];
     let write = Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None };
-    (Request::Write(Box::new(write), to), reply)
+    (Request::Write(Box::new(write), None, to), reply)
 }
 
 fn insert(id: i64, ack: Ack) -> (Request, Answer) {

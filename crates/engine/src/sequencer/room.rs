@@ -34,7 +34,7 @@ fn write(sequencer: &mut Sequencer, statement: Statement) -> Option<i32> {
     let (statements, ack) = (vec![statement], Ack::WRITTEN);
     let write =
         Write { statements, ordered: true, retry: None, ack, bypass_validation: false, interrupt: None };
-    sequencer.carry_out([Request::Write(Box::new(write), to)]);
+    sequencer.carry_out([Request::Write(Box::new(write), None, to)]);
     let result = reply.try_recv().unwrap().and_then(|reply| Ok(reply.results[0].clone()?));
     result.err().map(|error| error.code.number)
 }

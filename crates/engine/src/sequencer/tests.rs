@@ -120,7 +120,7 @@ fn request(statement: Statement, retry: Option<Retry>, ack: Ack) -> (Request, Wr
     let (to, reply) = oneshot::channel();
     let statements = vec![statement];
     let write = Write { statements, ordered: true, retry, ack, bypass_validation: false, interrupt: None };
-    (Request::Write(Box::new(write), to), reply)
+    (Request::Write(Box::new(write), None, to), reply)
 }
 
 /// The answer; none if the request was dropped.
@@ -300,7 +300,7 @@ fn write_request(statements: Vec<Statement>, retry: Option<Retry>) -> (Request, 
         bypass_validation: false,
         interrupt: None,
     };
-    (Request::Write(Box::new(write), to), reply)
+    (Request::Write(Box::new(write), None, to), reply)
 }
 
 #[test]
