@@ -2,6 +2,7 @@
 //!
 //! The client is [`Raw`]: a driver's own work would hide what differs, and not every peer takes every driver.
 
+use crate::bare::Bare;
 use crate::message::message;
 use crate::quantile::median;
 use crate::raw::{Raw, cursor, first_host, frame};
@@ -30,10 +31,11 @@ enum Exchange {
     Event,
 }
 
-/// Measures `ours` against `theirs`; medians of the rounds' medians, as ratios. The client sleeps while it waits for a
-/// reply, as drivers do, or is `awake`.
+/// Measures `ours` against `theirs`; medians of the rounds' medians, as ratios, and what a server that does nothing would
+/// reach. The client sleeps while it waits for a reply, as drivers do, or is `awake`.
 pub fn servers(ours: &str, theirs: &str, exchanges: usize, awake: bool) -> Result<Report> {
-    let (mut ours, mut theirs) = (Peer::connect(ours, awake)?, Peer::connect(theirs, awake)?);
+    let (mut ours, mut theirs) =
+        (Peer::connect(resolve(ours)?, awake)?, Peer::connect(resolve(theirs)?, awake)?);
     let mut report = Report::default();
     for (name, exchange, limit) in [
         ("insert", Exchange::Insert, 0.5),
@@ -41,15 +43,23 @@ pub fn servers(ours: &str, theirs: &str, exchanges: usize, awake: bool) -> Resul
         ("update by _id", Exchange::Update, 0.5),
         ("insert to change event", Exchange::Event, 1.0 / 3.0),
     ] {
-        let (mut own, mut other) = (Vec::new(), Vec::new());
+        let (mut own, mut other, mut least) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             own.push(ours.median(exchange, exchanges)?);
             other.push(theirs.median(exchange, exchanges)?);
+            if matches!(exchange, Exchange::Insert | Exchange::Event) {
+                let bare = Bare::start()?;
+                least.push(Peer::connect(bare.address(), awake)?.median(exchange, exchanges)?);
+            }
         }
-        let (own, other) = (median(own), median(other));
+        let (own, other, least) = (median(own), median(other), median(least));
         report.add(format!("{name}: p50 ours"), own * 1e6, "us", Target::None);
         report.add(format!("{name}: p50 theirs"), other * 1e6, "us", Target::None);
         report.add(format!("{name}: p50 ours / theirs"), own / other, "x", Target::AtMost(limit));
+        if least.is_finite() {
+            report.add(format!("{name}: p50 of fixed replies / theirs"), least / other, "x", Target::None);
+            report.add(format!("{name}: p50 ours / fixed replies"), own / least, "x", Target::None);
+        }
     }
     Ok(report)
 }
@@ -64,9 +74,8 @@ struct Peer {
 }
 
 impl Peer {
-    fn connect(uri: &str, awake: bool) -> Result<Peer> {
-        let address = resolve(uri)?;
-        let mut connection = greet(address, awake).with_context(|| format!("the server at {uri}"))?;
+    fn connect(address: SocketAddr, awake: bool) -> Result<Peer> {
+        let mut connection = greet(address, awake).with_context(|| format!("the server at {address}"))?;
         // A database that is not there may be an error, by the protocol; what must not stay is told by the inserts.
         connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE }))?;
         connection.receive()?;
@@ -103,8 +112,7 @@ impl Peer {
                     self.connection.run(&doc! { "ping": 1, "$db": "admin" })?;
                     let started = Instant::now();
                     self.connection.send(&frame(&insert))?;
-                    stream.answer()?;
-                    let spent = started.elapsed();
+                    let spent = stream.answer(started)?;
                     self.connection.receive()?;
                     self.connection.good()?;
                     spent
@@ -181,12 +189,13 @@ impl Stream {
         self.connection.send(&self.more)
     }
 
-    /// Waits for them.
-    fn answer(&mut self) -> Result<()> {
+    /// Waits for them; the time from `started` to the last byte of them.
+    fn answer(&mut self, started: Instant) -> Result<Duration> {
         loop {
             self.connection.receive()?;
+            let spent = started.elapsed();
             if !cursor(&self.connection.good()?)?.1.is_empty() {
-                return Ok(());
+                return Ok(spent);
             }
             self.ask()?;
         }

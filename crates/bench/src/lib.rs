@@ -14,6 +14,7 @@ pub mod report;
 pub mod streams;
 pub mod wire;
 
+mod bare;
 mod message;
 mod quantile;
 

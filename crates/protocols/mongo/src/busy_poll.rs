@@ -23,9 +23,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The window if nothing is configured: about twice what waking two virtual processors takes.
 pub const WINDOW: Duration = Duration::from_micros(100);
-/// One look takes a microsecond. If it took this long, the processor was given to somebody else, or has other work.
-const TAKEN_AWAY: Duration = Duration::from_micros(50);
-/// So many times as long nobody looks then: short work of the system costs little, and beside a busy program nobody looks.
+/// One look takes a microsecond. If it took this long, the processor was given to a program that is busy: those keep it for
+/// milliseconds, what the system and its host do in between takes less.
+const TAKEN_AWAY: Duration = Duration::from_micros(500);
+/// So many times as long nobody looks then.
 const PAUSE_SHARE: u32 = 8;
 
 /// Whether connections may look, and for how long.
