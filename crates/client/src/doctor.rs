@@ -6,8 +6,9 @@
 use crate::backend::{Backend, BackendResult, Find, Scope, Watch};
 use crate::clock;
 use crate::error::LookError;
+use crate::migrate::MIGRATION_ID;
 use crate::node::millis;
-use crate::queue::{Catalog, list};
+use crate::queue::{Catalog, is_lock, list};
 use bson::{Bson, Document, doc};
 use rockdove_messages::{
     DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, Names, Participant, lock_indexes,
@@ -73,7 +74,7 @@ pub struct Finding {
 /// How far to look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// A message that waits longer counts as stuck.
+    /// A message that waits longer counts as stuck. What does not live longer is never found.
     pub patience: Duration,
     /// A participant without sign of life for this long is gone.
     pub participant_timeout: Duration,
@@ -84,7 +85,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            patience: Duration::from_secs(30),
+            patience: Duration::from_secs(10),
             participant_timeout: Duration::from_secs(65),
             documents: 10_000,
         }
@@ -241,11 +242,12 @@ impl Doctor<'_> {
             }
         }
         self.change_streams(names).await;
-        for collection in self.catalog.messages(names)? {
-            self.messages(&collection, names).await?;
+        let (messages, locks) = (self.catalog.messages(names)?, self.catalog.locks(names)?);
+        for collection in &messages {
+            self.collection(collection, (true, locks.contains(collection)), names).await?;
         }
-        for collection in self.catalog.locks(names)? {
-            self.locks(&collection, names).await?;
+        for collection in locks.iter().filter(|collection| !messages.contains(collection)) {
+            self.collection(collection, (false, true), names).await?;
         }
         Ok(())
     }
@@ -273,11 +275,16 @@ impl Doctor<'_> {
         new
     }
 
-    async fn messages(&mut self, collection: &str, names: &Names) -> BackendResult<()> {
+    /// Looks at a collection that holds messages of the queue, or locks, or both. What else is in it is of another queue.
+    async fn collection(
+        &mut self,
+        collection: &str,
+        (has_messages, has_locks): (bool, bool),
+        names: &Names,
+    ) -> BackendResult<()> {
         if !self.begin(collection) {
             return Ok(());
         }
-        self.indexes(collection, message_indexes()).await?;
         let find = Find {
             sort: Some(doc! { "timestamp": 1 }),
             projection: Some(doc! { "msg": 0, "value": 0, "map_value": 0, "additional": 0 }),
@@ -286,23 +293,56 @@ impl Doctor<'_> {
         };
         let documents = self.backend.find(collection, find).await?;
         self.cut(collection, documents.len());
-        let mut heap = Heap::default();
-        for document in documents {
-            self.message(document, &mut heap);
+        let among_locks = has_locks && documents.iter().all(|document| is_lock(document, has_locks));
+        let (locks, messages): (Vec<_>, Vec<_>) =
+            documents.into_iter().partition(|document| is_lock(document, among_locks));
+        let mut strange = 0;
+        if among_locks || !has_messages {
+            // Java nodes make no indexes for the locks of this layout.
+            let java_makes_none = names.layout() == Layout::MultiCollection;
+            if !java_makes_none || !self.backend.indexes(collection).await?.is_empty() {
+                self.indexes(collection, lock_indexes()).await?;
+            }
+        } else {
+            self.indexes(collection, message_indexes()).await?;
         }
-        heap.report(self, collection, names);
+        if has_messages {
+            let mut heap = Heap::default();
+            for document in messages {
+                self.message(document, collection, names, &mut heap);
+            }
+            strange += heap.strange;
+            heap.report(self, collection, names);
+        } else {
+            strange += messages.len();
+        }
+        if has_locks {
+            self.locks(collection, &locks);
+        } else {
+            strange += locks.len();
+        }
+        if strange > 0 {
+            let text =
+                format!("{collection} holds {} of another queue or topic", counted(strange, "document"));
+            let advice = "its collection has the same name; name queues and topics so that none has `lck` in it or begins \
+                          like another";
+            self.find(Severity::Note, Check::Documents, text, advice);
+        }
         Ok(())
     }
 
     fn cut(&mut self, collection: &str, read: usize) {
         if read >= self.limits.documents {
-            let text = format!("{collection} holds {read} documents or more; only so many were looked at");
+            let text = format!(
+                "{collection} holds {} or more; only so many were looked at",
+                counted(read, "document")
+            );
             let advice = "a queue is short when its messages are taken or expire; look at the other findings";
             self.find(Severity::Warning, Check::PilingTopics, text, advice);
         }
     }
 
-    fn message(&self, document: Document, heap: &mut Heap) {
+    fn message(&self, document: Document, collection: &str, names: &Names, heap: &mut Heap) {
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         if !matches!(id, Bson::ObjectId(_)) {
             heap.odd_ids += 1;
@@ -315,6 +355,10 @@ impl Doctor<'_> {
                 return;
             }
         };
+        if message.is_broadcast() && names.broadcast(&message.topic) != collection {
+            heap.strange += 1;
+            return;
+        }
         if message.delete_at.is_some_and(|at| at.saturating_add(EXPIRY_MS) < self.now) {
             heap.overdue += 1;
             return;
@@ -365,38 +409,45 @@ impl Doctor<'_> {
         Ok(())
     }
 
-    async fn locks(&mut self, collection: &str, names: &Names) -> BackendResult<()> {
-        if !self.begin(collection) {
-            return Ok(());
+    fn locks(&mut self, collection: &str, documents: &[Document]) {
+        // A migration keeps others away by a lock of its own, and is no node.
+        let is_guard = |lock: &&Document| lock.get_str("_id").is_ok_and(|id| id == MIGRATION_ID);
+        let guard = documents.iter().find(is_guard);
+        let guarded_until = guard.and_then(|guard| guard.get_datetime("delete_at").ok());
+        let is_migrated = guarded_until.is_some_and(|until| until.timestamp_millis() > self.now);
+        if is_migrated {
+            let text = "a migration of the queue is under way, or was killed less than a minute ago";
+            let advice = "let it end; if it was killed, run the same `rockdove migrate` again: it goes on";
+            self.find(Severity::Note, Check::Locks, text, advice);
         }
-        // Java nodes make no indexes for the locks of this layout.
-        let java_makes_none = names.layout() == Layout::MultiCollection;
-        if !java_makes_none || !self.backend.indexes(collection).await?.is_empty() {
-            self.indexes(collection, lock_indexes()).await?;
-        }
-        let find = Find { limit: self.limits.documents, ..Find::default() };
-        let documents = self.backend.find(collection, find).await?;
-        self.cut(collection, documents.len());
+        let locks = documents.iter().filter(|lock| !is_guard(lock));
         let (mut overdue, mut eternal, mut orphaned) = (0_u64, 0_u64, BTreeMap::<String, u64>::new());
-        for lock in documents.iter().filter_map(Lock::from_document) {
+        for lock in locks.filter_map(Lock::from_document) {
             match lock.delete_at {
                 Some(at) if at.saturating_add(EXPIRY_MS) < self.now => overdue += 1,
                 None => eternal += 1,
                 Some(_) => {}
             }
-            if lock.processed.is_none() && !self.alive.contains(&lock.lock_id) {
+            let is_held = self.alive.contains(&lock.lock_id) || is_migrated && lock.lock_id == MIGRATION_ID;
+            if lock.processed.is_none() && !is_held {
                 *orphaned.entry(lock.lock_id).or_default() += 1;
             }
         }
         if overdue > 0 {
-            let text = format!("{collection} holds {overdue} locks that should have expired");
+            let text = format!("{collection} holds {} that should have expired", counted(overdue, "lock"));
             let advice =
                 "the server's expiry does not run, or the index delete_at_1 is missing; delete the locks";
             self.find(Severity::Problem, Check::Locks, text, advice);
         }
         if eternal > 0 {
-            let text = format!("{collection} holds {eternal} locks that never expire");
+            let text = format!("{collection} holds {} without expiry", counted(eternal, "lock"));
             let advice = "if their messages are not being processed, delete the locks";
+            self.find(Severity::Warning, Check::Locks, text, advice);
+        }
+        if let Some(count) = orphaned.remove(MIGRATION_ID) {
+            let text =
+                format!("{collection} holds {} of a migration that was broken off", counted(count, "lock"));
+            let advice = "run the same `rockdove migrate` again: it goes on with their messages";
             self.find(Severity::Warning, Check::Locks, text, advice);
         }
         if !orphaned.is_empty() {
@@ -406,7 +457,6 @@ impl Doctor<'_> {
                           messages processed now";
             self.find(Severity::Warning, Check::Locks, text, advice);
         }
-        Ok(())
     }
 }
 
@@ -427,6 +477,8 @@ struct Heap {
     unreadable: u64,
     unreadable_why: Option<DecodeError>,
     odd_ids: u64,
+    /// Of another queue or topic whose collection has the same name.
+    strange: usize,
 }
 
 impl Heap {
@@ -439,10 +491,11 @@ impl Heap {
                 String::new()
             };
             let text = format!(
-                "topic {topic}: {count} messages wait in {collection}{kind}, the oldest for {seconds} s"
+                "topic {topic}: {} in {collection}{kind}, the oldest for {seconds} s",
+                if count == 1 { "1 message waits".to_owned() } else { format!("{count} messages wait") }
             );
-            let advice = "no node listens to the topic, its listeners fail, or its nodes hang: ask them with \
-                          `rockdove request morphium.status_info --count 0 --timeout 2s`";
+            let advice = "no node listens to the topic, its listeners fail, or its nodes hang: ask them what they listen to \
+                          and do, on the topic morphium.status_info";
             doctor.find(Severity::Problem, Check::PilingTopics, text, advice);
         }
         if !self.missing.is_empty() {
@@ -454,7 +507,7 @@ impl Heap {
             doctor.find(Severity::Problem, Check::Recipients, text, advice);
         }
         if self.answers > 0 {
-            let text = format!("{collection} holds {} answers that nobody took", self.answers);
+            let text = format!("{collection} holds {} that nobody took", counted(self.answers, "answer"));
             let advice = match names.layout() {
                 Layout::Standard => "their requesters had given up, are gone, or use another layout",
                 _ => "their requesters had given up, or are gone",
@@ -462,13 +515,15 @@ impl Heap {
             doctor.find(Severity::Warning, Check::Answers, text, advice);
         }
         if self.overdue > 0 {
-            let text = format!("{collection} holds {} messages that should have expired", self.overdue);
+            let text =
+                format!("{collection} holds {} that should have expired", counted(self.overdue, "message"));
             let advice = "the index delete_at_1 is missing, or the server's expiry does not run";
             doctor.find(Severity::Problem, Check::Expiry, text, advice);
         }
         if let Some(why) = self.unreadable_why {
-            let text =
-                format!("{collection} holds {} documents that are no messages: {why}", self.unreadable);
+            let documents = counted(self.unreadable, "document");
+            let are = if self.unreadable == 1 { "is no message" } else { "are no messages" };
+            let text = format!("{collection} holds {documents} that {are}: {why}");
             doctor.find(
                 Severity::Problem,
                 Check::Documents,
@@ -477,10 +532,19 @@ impl Heap {
             );
         }
         if self.odd_ids > 0 {
-            let text = format!("{collection} holds {} messages whose _id is no ObjectId", self.odd_ids);
+            let text =
+                format!("{collection} holds {} whose _id is no ObjectId", counted(self.odd_ids, "message"));
             let advice = "one of them makes every poll of a Java node fail; delete them";
             doctor.find(Severity::Problem, Check::Documents, text, advice);
         }
+    }
+}
+
+/// A number of things, in words.
+fn counted(count: impl TryInto<u64>, what: &str) -> String {
+    match count.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
     }
 }
 

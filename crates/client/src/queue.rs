@@ -3,9 +3,10 @@
 //! Nothing but its name says whose a collection is, and the names of one queue may begin with the name of another:
 //! `shop_eu_orders` is topic `orders` of the queue `shop_eu`, or topic `eu.orders` of `shop`. The collection of its locks
 //! tells: `shop_eu_lck_orders`, or `shop_lck_eu_orders`. Without one a collection is taken for one of the queue that explains
-//! most of its name, among those that the database shows.
+//! most of its name, among those that the database shows. What even that leaves open, documents tell ([`is_lock`]).
 
 use crate::backend::{Backend, BackendResult};
+use bson::Document;
 use rockdove_messages::{Layout, NameError, Names};
 use std::collections::BTreeSet;
 
@@ -52,9 +53,16 @@ impl Shape {
         topic.is_some_and(|topic| all.contains(&format!("{}{topic}", self.locks)))
     }
 
+    /// Whether a collection is that of the locks of a topic, as the topic's own shows.
+    fn has_topic(&self, collection: &str, all: &BTreeSet<String>) -> bool {
+        let topic = collection.strip_prefix(&self.locks);
+        topic.is_some_and(|topic| all.contains(&format!("{}{topic}", self.topics)))
+    }
+
     /// How many bytes of a collection's name this queue explains, among all there are.
     fn explains(&self, collection: &str, all: &BTreeSet<String>) -> Option<usize> {
-        if self.whole.iter().any(|name| name == collection) || self.has_locks(collection, all) {
+        let is_whole = self.whole.iter().any(|name| name == collection);
+        if is_whole || self.has_locks(collection, all) || self.has_topic(collection, all) {
             return Some(collection.len());
         }
         if is_shared(collection) {
@@ -80,10 +88,15 @@ impl Catalog {
         let mut announced: Vec<String> = collections.iter().filter_map(|name| announced(name)).collect();
         announced.sort_unstable();
         // A topic has its messages and its locks: queues whose nodes do not announce themselves are known by both.
-        let locked = collections.iter().filter_map(|name| {
-            let (queue, topic) = name.split_once("_lck_")?;
-            collections.contains(&format!("{queue}_{topic}")).then_some(queue)
+        // Their names may have `_lck_` in them.
+        let locked = collections.iter().flat_map(|name| {
+            let parts =
+                name.match_indices("_lck").map(|(at, infix)| (&name[..at], &name[at + infix.len()..]));
+            parts.filter(|(queue, topic)| {
+                topic.starts_with('_') && collections.contains(&format!("{queue}{topic}"))
+            })
         });
+        let locked = locked.map(|(queue, _)| queue);
         let queues: BTreeSet<&str> = announced.iter().map(String::as_str).chain(locked).collect();
         let known = queues.into_iter().filter_map(|queue| Shape::of(queue).ok()).collect();
         Self { collections, announced, known }
@@ -157,11 +170,13 @@ impl Catalog {
     }
 
     /// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the
-    /// other layouts.
+    /// other layouts. A collection of locks without that of their topic may be one of a topic `lck_…`, and counts as both.
     pub(crate) fn topics(&self, queue: &str) -> Result<Vec<String>, NameError> {
         let shape = Shape::of(queue)?;
         let is_topic = |name: &str| {
-            let is_other = name.starts_with(&shape.locks) || shape.is_mailbox(name);
+            let is_locks =
+                shape.has_topic(name, &self.collections) && !shape.has_locks(name, &self.collections);
+            let is_other = is_locks || shape.is_mailbox(name);
             name.starts_with(&shape.topics) && !is_other && !shape.whole.iter().any(|one| one == name)
         };
         Ok(self.filter(&shape, is_topic).cloned().collect())
@@ -196,6 +211,13 @@ impl Catalog {
         };
         Ok(self.filter(&shape, is_lock).cloned().collect())
     }
+}
+
+/// Whether a document is a lock, in a collection that is one of locks by its name, or one of messages. A name may be both:
+/// `shop_lck_eu` is where locks of the topic `eu` are, and messages on `lck.eu`; `mmsg_shop_lck` has the locks of the queue
+/// `shop`, and the messages of `shop_lck`.
+pub(crate) fn is_lock(document: &Document, among_locks: bool) -> bool {
+    document.contains_key("lock_id") || among_locks && !document.contains_key("sender")
 }
 
 /// The queue whose participants are in a collection.
@@ -294,6 +316,26 @@ mod tests {
         assert!(catalog.has_standard("shop_eu").unwrap() && !catalog.has_standard("shop").unwrap());
         assert!(catalog.alike("shop").unwrap().is_some_and(|note| note.ends_with(": shop_eu")));
         assert_eq!(catalog.alike("shop_eu").unwrap(), None);
+    }
+
+    /// What is called like locks, of a topic or a queue.
+    #[test]
+    fn names_with_lck_are_those_of_messages_where_there_is_no_topic_to_lock() {
+        let catalog = |names: &[&str]| Catalog::of(names.iter().map(|name| (*name).to_owned()).collect());
+        let shop = Names::new(Layout::MultiCollection, "shop").unwrap();
+        let check = |all: &[&str], messages: &[&str], locks: &[&str]| {
+            let catalog = catalog(all);
+            assert_eq!(catalog.messages(&shop).unwrap(), messages, "{all:?}");
+            assert_eq!(catalog.locks(&shop).unwrap(), locks, "{all:?}");
+        };
+        check(&["shop_a", "shop_lck_a"], &["shop_a"], &["shop_lck_a"]);
+        check(&["shop_lck_a"], &["shop_lck_a"], &["shop_lck_a"]);
+        let both = ["shop_lck_a", "shop_lck_lck_a"];
+        check(&both, &both[..1], &both);
+        check(&[&both[..], &["mmsg_shop_lck_participants"]].concat(), &both[..1], &both);
+        // A queue whose name has `_lck_` in it is known by its locks.
+        let eu = catalog(&["shop_lck_eu_lck_a", "shop_lck_eu_a"]);
+        assert!(eu.has("shop_lck_eu").unwrap() && !eu.has("shop").unwrap());
     }
 
     #[test]

@@ -14,8 +14,9 @@ use crate::backend::{
 };
 use crate::clock;
 use crate::error::LookError;
+use crate::migrate::MIGRATION_ID;
 use crate::node::millis;
-use crate::queue::{Catalog, list};
+use crate::queue::{Catalog, is_lock, list};
 use bson::{Bson, Document, doc};
 use parking_lot::Mutex;
 use rockdove_messages::{Implementation, Layout, Lock, Message, MessageId, NameError, Names, Participant};
@@ -226,9 +227,9 @@ impl Monitor {
         Ok(nodes)
     }
 
-    /// Locks of messages that are removed already do not count: see `lane/kept.rs`.
+    /// Locks of messages that are removed already do not count (see `lane/kept.rs`), nor does a migration's own.
     async fn locks(&self, collection: &str, queue: &mut Queue) -> BackendResult<()> {
-        let filter = doc! { "processed": null };
+        let filter = doc! { "processed": null, "_id": { "$ne": MIGRATION_ID } };
         let find = Find { filter, limit: self.limits.documents, ..Find::default() };
         let found = self.backend.find(collection, find).await?;
         if found.len() >= self.limits.documents {
@@ -236,7 +237,8 @@ impl Monitor {
                 .notes
                 .push(format!("{} locks or more in {collection}; the others are not read", found.len()));
         }
-        for lock in found.iter().filter_map(Lock::from_document) {
+        let locks = found.iter().filter(|document| is_lock(document, true));
+        for lock in locks.filter_map(Lock::from_document) {
             queue.locks += 1;
             if let Some(node) = queue.nodes.iter_mut().find(|node| node.announced.id == lock.lock_id) {
                 node.locks += 1;

@@ -3,9 +3,11 @@
 use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
 use bson::{Bson, DateTime, Document, doc};
 use rockdove::backend::{Backend, BackendErrorKind};
-use rockdove::doctor::{Check, Limits, Severity, examine};
+use rockdove::doctor::{Check, Examination, Finding, Limits, Severity, examine};
+use rockdove::migrate::MIGRATION_ID;
 use rockdove::{Layout, Message, MessageId};
 use rockdove_messages::Names;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 fn now_ms() -> i64 {
@@ -55,17 +57,17 @@ in_every_layout! {
         let (topic, lock, nobody) = (fake.topic(), fake.lock(), fake.names().directed("nobody").unwrap());
         let foreign = doc! {"_id": "java-1", "implementation": fake.foreign().implementation(), "last_seen": now_ms()};
         for (check, severity, text, collection, document) in [
-            (Check::PilingTopics, Severity::Problem, "topic t: 1 messages wait", &topic, old(doc! {})),
+            (Check::PilingTopics, Severity::Problem, "topic t: 1 message waits", &topic, old(doc! {})),
             (Check::PilingTopics, Severity::Problem, "1 of them exclusive", &topic, old(doc! {"exclusive": true})),
             (Check::Recipients, Severity::Problem, "nobody (1)", &nobody, old(doc! {"recipients": ["nobody"]})),
-            (Check::Answers, Severity::Warning, "1 answers", &nobody,
+            (Check::Answers, Severity::Warning, "1 answer that", &nobody,
                 old(doc! {"recipients": ["nobody"], "in_answer_to": MessageId::generate().to_bson()})),
-            (Check::Expiry, Severity::Problem, "1 messages that should have expired", &topic,
+            (Check::Expiry, Severity::Problem, "1 message that should have expired", &topic,
                 old(doc! {"timestamp": gone, "delete_at": overdue.clone()})),
             (Check::Documents, Severity::Problem, "camelCase", &topic, old(doc! {"processedBy": []})),
             (Check::Documents, Severity::Problem, "no ObjectId", &topic, old(doc! {"_id": "text", "processed_by": ["n1"]})),
-            (Check::Locks, Severity::Problem, "1 locks that should have expired", &lock, locked(overdue, "n1")),
-            (Check::Locks, Severity::Warning, "1 locks that never expire", &lock, locked(Bson::Null, "n1")),
+            (Check::Locks, Severity::Problem, "1 lock that should have expired", &lock, locked(overdue, "n1")),
+            (Check::Locks, Severity::Warning, "1 lock without expiry", &lock, locked(Bson::Null, "n1")),
             (Check::Locks, Severity::Warning, "not there: ghost (1)", &lock, locked(later, "ghost")),
             (Check::Participants, Severity::Note, "without sign of life: dead", &"msg_participants".to_owned(),
                 doc! {"_id": "dead", "implementation": fake.layout.implementation(), "last_seen": gone}),
@@ -144,7 +146,7 @@ in_every_layout! {
         let names = |queue| Names::new(fake.layout, queue).unwrap();
         for (queue, announced) in [("shop", true), ("shop_eu", true), ("shop_dm_x", true), ("shop_us", false)] {
             let names = names(queue);
-            fake.store(&names.broadcast("t"), old(doc! {"topic": queue}));
+            fake.store(&names.broadcast("t"), old(doc! {}));
             let lock = doc! {"_id": MessageId::generate().to_bson(), "lock_id": queue};
             fake.store(&names.locks("t"), lock);
             if announced {
@@ -168,6 +170,107 @@ in_every_layout! {
             assert!(!found.findings.iter().any(|finding| finding.check == Check::Documents), "{found:?}");
             let notes = found.findings.iter().filter(|finding| finding.text.ends_with("of this one: shop_dm_x, shop_eu"));
             assert_eq!(notes.count(), usize::from(fake.layout == Layout::MultiCollection), "{found:?}");
+        }
+    }
+}
+
+/// What the checks of locks and documents said.
+fn told_of_documents(found: &Examination) -> Vec<(Severity, String)> {
+    let of_documents =
+        |finding: &&Finding| matches!(finding.check, Check::Locks | Check::Documents | Check::Indexes);
+    found.findings.iter().filter(of_documents).map(|one| (one.severity, one.text.clone())).collect()
+}
+
+#[tokio::test]
+async fn a_migration_is_no_dead_node() {
+    for layout in [Layout::Standard, Layout::DualChannel] {
+        let fake = Fake::of(layout);
+        let _bus = healthy(&fake).await;
+        let guard = |until: i64| doc! {"_id": MIGRATION_ID, "lock_id": "a run", "delete_at": DateTime::from_millis(until)};
+        let claim = doc! {"_id": MessageId::generate().to_bson(), "lock_id": MIGRATION_ID,
+        "delete_at": DateTime::from_millis(now_ms() + 60_000)};
+        fake.store(&fake.lock(), guard(now_ms() + 60_000));
+        fake.store(&fake.lock(), claim);
+        let told = told_of_documents(&examine(&fake, "", None, Limits::default()).await.unwrap());
+        assert!(
+            matches!(&told[..], [(Severity::Note, text)] if text.contains("migration of the queue")),
+            "{told:?}"
+        );
+        // It was killed.
+        fake.change(&fake.lock(), doc! {"_id": MIGRATION_ID}, doc! {"$set": guard(now_ms() - 1)});
+        let told = told_of_documents(&examine(&fake, "", None, Limits::default()).await.unwrap());
+        assert!(
+            matches!(&told[..], [(Severity::Warning, text)] if text.contains("1 lock of a migration")),
+            "{told:?}"
+        );
+    }
+}
+
+/// Messages of a topic called like locks; with and without locks of its own, and beside a topic whose locks have that name.
+#[tokio::test]
+async fn messages_on_a_topic_called_like_locks_are_no_locks() {
+    let shop = Names::new(Layout::MultiCollection, "shop").unwrap();
+    let lock = |owner: &str| doc! {"_id": MessageId::generate().to_bson(), "lock_id": owner};
+    for (topics, locked) in [(&["lck.eu"][..], false), (&["lck.eu"], true), (&["lck.eu", "eu"], true)] {
+        let fake = Fake::of(Layout::MultiCollection);
+        let node = doc! {"_id": "n", "implementation": fake.layout.implementation(), "last_seen": now_ms()};
+        fake.store(&shop.participants(), node);
+        for topic in topics {
+            fake.store(&shop.broadcast(topic), old(doc! {"topic": *topic}));
+            if locked {
+                fake.store(&shop.locks(topic), lock("n"));
+            }
+        }
+        let found = examine(&fake, "shop", None, Limits::default()).await.unwrap();
+        let piles = found.findings.iter().filter(|one| one.check == Check::PilingTopics);
+        let piles: BTreeSet<_> =
+            piles.filter_map(|one| Some(one.text.split_once(" in ")?.0.to_owned())).collect();
+        let expected: BTreeSet<_> =
+            topics.iter().map(|topic| format!("topic {topic}: 1 message waits")).collect();
+        assert_eq!(piles, expected, "{found:?}");
+        let told = told_of_documents(&found);
+        assert!(
+            !told.iter().any(|(_, text)| text.contains("not there") || text.contains("no message")),
+            "{told:?}"
+        );
+    }
+}
+
+/// The locks of the queue `shop`, and the messages of a queue `shop_lck`, are in one collection; so are what is directed to
+/// `x` and the messages of a queue `shop_dm_x`.
+#[tokio::test]
+async fn what_is_of_a_queue_whose_name_looks_like_a_collection_is_left_alone() {
+    for (layout, announced) in [
+        (Layout::Standard, true),
+        (Layout::Standard, false),
+        (Layout::DualChannel, true),
+        (Layout::DualChannel, false),
+        // Who is not announced is not there, for all that share the locks of `lck.t` and `t`.
+        (Layout::MultiCollection, true),
+    ] {
+        let names = |queue| Names::new(layout, queue).unwrap();
+        for other in ["shop_lck", "shop_dm_x"] {
+            let fake = Fake::of(layout);
+            for queue in ["shop", other] {
+                if announced || queue == "shop" {
+                    let node =
+                        doc! {"_id": queue, "implementation": layout.implementation(), "last_seen": now_ms()};
+                    fake.store(&names(queue).participants(), node);
+                }
+                fake.store(&names(queue).broadcast("t"), old(doc! {}));
+                let lock = doc! {"_id": MessageId::generate().to_bson(), "lock_id": queue};
+                fake.store(&names(queue).locks("t"), lock);
+            }
+            for (queue, stranger) in [("shop", other), (other, "shop")] {
+                let found = examine(&fake, queue, Some(layout), Limits::default()).await.unwrap();
+                let piles = found.findings.iter().filter(|one| one.check == Check::PilingTopics);
+                assert_eq!(piles.count(), 1, "{layout:?} {other} {queue}: {found:?}");
+                let is_wrong = |text: &str| {
+                    text.contains(&format!("not there: {stranger} (")) || text.contains("no message")
+                };
+                let told = told_of_documents(&found);
+                assert!(!told.iter().any(|(_, text)| is_wrong(text)), "{layout:?} {other} {queue}: {told:?}");
+            }
         }
     }
 }

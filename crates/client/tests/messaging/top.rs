@@ -4,6 +4,7 @@ use crate::fake::{Fake, eventually, in_every_layout, in_time};
 use bson::{Document, doc};
 use rockdove::backend::Backend;
 use rockdove::backend::BackendErrorKind::{self, HistoryLost, Transient};
+use rockdove::migrate::MIGRATION_ID;
 use rockdove::top::{Limits, Monitor, Queue};
 use rockdove::{Layout, Message, MessageId, RequestError};
 use std::sync::Arc;
@@ -224,6 +225,17 @@ in_every_layout! {
         let names: Vec<_> = queues.iter().map(|queue| (queue.name.as_str(), queue.nodes.len())).collect();
         assert_eq!(names, [("msg", 1), ("other", 1)]);
     }
+}
+
+#[tokio::test]
+async fn what_is_no_lock_of_a_message_is_not_held() {
+    let fake = Fake::of(Layout::Standard);
+    announce(&fake, "mmsg_shop", "n1", Layout::Standard);
+    fake.store("mmsg_shop_lck", doc! {"_id": MIGRATION_ID, "lock_id": "a run"});
+    fake.store("mmsg_shop_lck", doc! {"_id": MessageId::generate().to_bson(), "lock_id": "n1"});
+    fake.store("mmsg_shop_lck", waiting("of the queue shop_lck", doc! {}));
+    let shop = look(&mut monitor(&fake, Limits::default())).await;
+    assert_eq!((shop.locks, shop.nodes[0].locks, shop.topics.len()), (1, 1, 0), "{shop:?}");
 }
 
 #[tokio::test]
