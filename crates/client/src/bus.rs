@@ -12,7 +12,7 @@ use crate::mailbox;
 use crate::node::Node;
 use crate::participants;
 use crate::phase::Phase;
-use crate::registry::KnownNode;
+use crate::registry::{self, KnownNode};
 use crate::status;
 use futures_util::FutureExt;
 use rockdove_messages::status::Report;
@@ -285,6 +285,7 @@ impl Bus {
         node.abort_loops();
         node.waiters.close();
         if !node.send_only {
+            registry::retire(node).await;
             mailbox::retire(node).await;
             participants::withdraw(node).await;
         }

@@ -649,10 +649,20 @@ impl Backend for DriverBackend {
         .boxed()
     }
 
-    /// Waits, for a while, until the driver has closed the cursors that were dropped.
+    /// Waits, for a while, until the driver has closed the cursors that were dropped; not for servers that do not answer.
     fn close(&self) -> BoxFuture<'_, ()> {
         let client = self.database.client().clone();
-        tokio::time::timeout(CLOSE_LIMIT, client.shutdown().into_future()).map(drop).boxed()
+        async move {
+            if silence(&*self.servers.0.borrow(), false).is_some() {
+                return;
+            }
+            tokio::select! {
+                _ = client.shutdown().into_future() => {}
+                _ = self.lost() => {}
+                () = tokio::time::sleep(CLOSE_LIMIT) => {}
+            }
+        }
+        .boxed()
     }
 }
 

@@ -30,13 +30,12 @@ pub(crate) async fn retire(node: &Node) {
         }
         watch_unneeded(node, &node.mailbox, filter::needed(&node.me)).await
     };
-    let result = match tokio::time::timeout(RETIRE_LIMIT, retire).await {
-        Ok(Ok(Some(feed))) => drop_watched(node, &node.mailbox, feed).await,
-        Ok(Ok(None)) => {
+    let result = match node.leaving(RETIRE_LIMIT, retire).await {
+        Ok(Some(feed)) => drop_watched(node, &node.mailbox, feed).await,
+        Ok(None) => {
             return tracing::info!(node.me, "the collection of directed messages is kept: it is in use");
         }
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(BackendError::late()),
+        Err(error) => Err(error),
     };
     if let Err(error) = result {
         tracing::warn!(node.me, %error, "the collection of directed messages was not dropped");

@@ -29,6 +29,7 @@ use crate::bus::Bus;
 use crate::error::ConnectError;
 use crate::node::{CALL_RETRIES, Node, millis};
 use crate::queue::Catalog;
+use crate::registry;
 use bson::{Bson, DateTime, Document, doc};
 use rockdove_messages::{
     ImplementationCheck, Layout, Lock, Message, MessageId, NameError, Names, Participant, Settings, filter,
@@ -42,6 +43,8 @@ use std::time::Duration;
 pub const MIGRATION_ID: &str = "rockdove-migration";
 /// That lock's life; each pass prolongs it.
 const GUARD_MS: i64 = 60_000;
+/// How long releasing it may take, and withdrawing what was asked.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// Documents read at a time, and in one pass.
 const PAGE: usize = 500;
 const PASS_MAX: usize = 10_000;
@@ -227,11 +230,26 @@ impl Migration {
 
     /// Ends it: another run may go on.
     pub async fn stop(self) {
+        let (node, locks) = (self.node(), self.from.locks(""));
         let own = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
-        if let Err(error) = self.node().backend.delete(&self.from.locks(""), own).await {
+        if let Err(error) = node.leaving(STOP_LIMIT, node.backend.delete(&locks, own)).await {
             tracing::warn!(%error, "the migration's lock was not released; it expires within a minute");
         }
+        if self.mode == Mode::Bridge
+            && let Err(error) = node.leaving(STOP_LIMIT, self.take_answers()).await
+        {
+            tracing::debug!(%error, "answers to the migration stay until they expire");
+        }
         self.bus.shutdown().await;
+    }
+
+    /// Asks nobody any more, and removes the answers that came too late for it.
+    async fn take_answers(&self) -> BackendResult<()> {
+        let node = self.node();
+        node.abort_loops();
+        registry::withdraw(node).await?;
+        let answers = doc! { "recipients": MIGRATION_ID, "in_answer_to": { "$ne": null } };
+        node.backend.delete(&node.mailbox, answers).await.map(drop)
     }
 
     fn node(&self) -> &Arc<Node> {

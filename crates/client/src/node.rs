@@ -1,6 +1,6 @@
 //! What all parts of a bus share: identity, settings, back end, listeners, waiting callers.
 
-use crate::backend::{Backend, BackendErrorKind, BackendResult};
+use crate::backend::{Backend, BackendError, BackendErrorKind, BackendResult};
 use crate::clock::{self, WallClock};
 use crate::lanes::{Lanes, Workers};
 use crate::listen::{Listeners, RejectionHandler};
@@ -195,6 +195,29 @@ impl Node {
                 return Err(error);
             }
             pause = (pause * 2).min(RETRY_LONGEST);
+        }
+    }
+
+    /// A call of a node that stops: it ends after `limit`, and as soon as no server answers.
+    pub(crate) async fn leaving<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = BackendResult<T>>,
+    ) -> BackendResult<T> {
+        let lost = async {
+            if self.troubles.is_in(CONNECTION) {
+                return BackendError::new(BackendErrorKind::Transient, "no server answers");
+            }
+            self.backend.lost().await
+        };
+        tokio::select! {
+            biased;
+            result = call => result,
+            error = lost => {
+                self.troubles.add(CONNECTION); // the next call need not find out
+                Err(error)
+            }
+            () = tokio::time::sleep(limit) => Err(BackendError::late()),
         }
     }
 

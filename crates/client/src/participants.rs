@@ -62,10 +62,8 @@ pub(crate) async fn withdraw(node: &Node) {
     }
     let names = node.names.participants();
     let delete = node.backend.delete(&names, doc! { "_id": &node.me });
-    match tokio::time::timeout(WITHDRAW_LIMIT, delete).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::warn!(node.me, %error, "the announcement was not withdrawn; it ages out"),
-        Err(_) => tracing::warn!(node.me, "the announcement was not withdrawn in time; it ages out"),
+    if let Err(error) = node.leaving(WITHDRAW_LIMIT, delete).await {
+        tracing::warn!(node.me, %error, "the announcement was not withdrawn; it ages out");
     }
 }
 

@@ -1,18 +1,21 @@
 //! What other nodes are there, and what they listen to: learnt by asking, kept in memory only.
 //!
-//! A broadcast on the status topic asks; each node's status answer names its topics. A node is active while it
-//! answered lately and listens to something. A sender may have its messages checked against this knowledge; what it
+//! A broadcast on the status topic asks; each node's status answer names its topics. A question is withdrawn when the
+//! next one is asked, and at the end: nobody would hear later answers. A node is active while it answered lately and
+//! listens to something. A sender may have its messages checked against this knowledge; what it
 //! does not know makes it ask at once.
 //!
 //! Answers and messages to oneself are not checked: whoever asked was there a moment ago, although a node without
 //! status listener never shows up here.
 
+use crate::backend::BackendResult;
 use crate::bus::Bus;
 use crate::clock;
 use crate::error::SendError;
 use crate::mailbox;
 use crate::node::Node;
 use crate::phase::Phase;
+use bson::doc;
 use parking_lot::Mutex;
 use rockdove_messages::status::{DISCOVERY_TEXT, DISCOVERY_VALUE, listened_topics};
 use rockdove_messages::{Message, RegistryCheck, SELF};
@@ -28,6 +31,9 @@ const TOPICS_MAX: usize = 10_000;
 const NO_NEWS: Duration = Duration::from_secs(1);
 /// After the first news, a failed check waits this long for more.
 const SETTLE: Duration = Duration::from_millis(250);
+
+/// How long withdrawing the last question may take.
+const RETIRE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A node as the registry knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -120,6 +126,9 @@ pub(crate) async fn discover(node: Arc<Node>) {
     let bus = Bus::of(node.clone());
     let interval = node.settings.heartbeat_interval;
     loop {
+        if let Err(error) = withdraw(&node).await {
+            tracing::debug!(node.me, %error, "an earlier question was not withdrawn; it expires");
+        }
         let ask = Message::new(node.settings.status_info_topic.clone())
             .msg(DISCOVERY_TEXT)
             .value(DISCOVERY_VALUE)
@@ -149,6 +158,22 @@ pub(crate) async fn discover(node: Arc<Node>) {
             tracing::warn!(node.me, %error, "collections of nodes that are gone were not swept up");
         }
     }
+}
+
+/// Withdraws the last question.
+pub(crate) async fn retire(node: &Node) {
+    if node.settings.registry
+        && let Err(error) = node.leaving(RETIRE_LIMIT, withdraw(node)).await
+    {
+        tracing::debug!(node.me, %error, "the last question was not withdrawn; it expires");
+    }
+}
+
+/// Removes this node's questions: who has not seen them yet would answer nobody.
+pub(crate) async fn withdraw(node: &Node) -> BackendResult<u64> {
+    let topic = &node.settings.status_info_topic;
+    let own = doc! { "sender": &node.me, "topic": topic, "msg": DISCOVERY_TEXT, "value": DISCOVERY_VALUE };
+    node.backend.delete(&node.names.broadcast(topic), own).await
 }
 
 /// Checks that somebody would receive the message, as the settings say.

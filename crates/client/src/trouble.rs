@@ -26,8 +26,13 @@ impl Troubles {
         }
     }
 
-    /// Whether it is the first.
-    fn add(&self, what: &'static str) -> bool {
+    /// Whether `what` fails at present.
+    pub(crate) fn is_in(&self, what: &str) -> bool {
+        self.0.lock().contains(what)
+    }
+
+    /// Notes that `what` fails, without a word. Whether it is the first.
+    pub(crate) fn add(&self, what: &'static str) -> bool {
         let mut failing = self.0.lock();
         let first = failing.is_empty();
         failing.insert(what);

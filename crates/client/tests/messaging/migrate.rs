@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use rockdove::backend::{Backend, BackendErrorKind};
 use rockdove::migrate::{MIGRATION_ID, MigrateError, Migration, Mode};
 use rockdove::{Bus, Layout, Message, MessageId, Settings};
+use rockdove_messages::Names;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -250,6 +251,31 @@ async fn answers_of_dual_channel_nodes_reach_standard_nodes_over_the_bridge() {
     };
     assert_eq!(answer.value.as_deref(), Some("pong"));
     bridge.stop().await;
+}
+
+/// Nodes are asked what they listen to; those that come later are not to answer a migration that is over.
+#[tokio::test]
+async fn a_bridge_leaves_no_questions_and_no_answers() {
+    for to in [Layout::MultiCollection, Layout::DualChannel] {
+        let fake = Fake::default();
+        fake.store_empty("msg");
+        let new = node(&fake, to, "new").await;
+        in_time("ready", new.ready()).await;
+        let names = Names::new(to, "").unwrap();
+        let (asked, mailbox) =
+            (names.broadcast("morphium.status_info"), names.directed(MIGRATION_ID).unwrap());
+        let bridge = start(&fake, to, Mode::Bridge).await.unwrap();
+        let by_it = |one: &bson::Document| one.get_str("sender").is_ok_and(|sender| sender == MIGRATION_ID);
+        let questions = || fake.all(&asked).iter().filter(|one| by_it(one)).count();
+        eventually("it asks", || questions() > 0).await;
+        eventually("it is answered", || fake.calls("insert", &mailbox) > 0).await;
+        let late = doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info", "sender": "new",
+        "recipients": [MIGRATION_ID], "in_answer_to": MessageId::generate().to_bson(), "processed_by": []};
+        fake.store(&mailbox, late);
+        in_time("stopped", bridge.stop()).await;
+        assert_eq!(questions(), 0, "{to:?}");
+        assert_eq!(fake.all(&mailbox), [], "{to:?}");
+    }
 }
 
 /// Whatever step fails, with or without effect, the next run goes on: nothing is lost, no exclusive message is

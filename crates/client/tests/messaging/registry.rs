@@ -33,6 +33,18 @@ in_every_layout! {
         eventually("the node is forgotten", || a.known_nodes().iter().all(|node| node.id != "b")).await;
     }
 
+    async fn nobody_answers_earlier_questions(fake) {
+        let a = with_registry(&fake, RegistryCheck::Ignore).await;
+        let asked = fake.names().broadcast("morphium.status_info");
+        let is_question = |one: &bson::Document| one.get_str("sender").is_ok_and(|sender| sender == "registry");
+        let questions = || fake.all(&asked).iter().filter(|one| is_question(one)).count();
+        let times = fake.calls("insert", &asked);
+        eventually("it asks again and again", || fake.calls("insert", &asked) > times + 2).await;
+        assert!(questions() <= 1, "{}", questions());
+        in_time("shutdown", a.shutdown()).await;
+        assert_eq!(questions(), 0);
+    }
+
     async fn what_nobody_would_receive_is_refused(fake) {
         let (a, b) = (with_registry(&fake, RegistryCheck::Throw).await, fake.connect("b").await);
         a.subscribe("own", |_| async { Ok(()) }).await.unwrap();
