@@ -40,11 +40,40 @@ pub fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
     if let Value::String(text) = json {
         return Ok(message.value(text));
     }
+    if let Some(number) = too_big(text) {
+        let advice = "write it as text, or as {\"$numberDecimal\": \"…\"}";
+        return Err(Failure::misused(format!(
+            "the payload has an integer of more than 64 bits, {number}; {advice}"
+        ))
+        .into());
+    }
     match Bson::try_from(json).map_err(|error| wrong("is no valid extended JSON", &error))? {
         Bson::Document(map) => Ok(message.map_value(map)),
         Bson::Array(list) => Ok(message.additional(list)),
         other => Err(wrong("is a single value; wrap it in an object", &other).into()),
     }
+}
+
+/// The first integer in a JSON text that 64 bits do not hold: it would be read as the nearest floating-point number.
+fn too_big(json: &str) -> Option<&str> {
+    let (mut at, mut in_string) = (0, false);
+    while let Some(byte) = json.as_bytes().get(at) {
+        match byte {
+            b'\\' if in_string => at += 1,
+            b'"' => in_string = !in_string,
+            b'-' | b'0'..=b'9' if !in_string => {
+                let end = json[at..].find(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E'));
+                let number = &json[at..end.map_or(json.len(), |end| at + end)];
+                if !number.contains(['.', 'e', 'E']) && number.parse::<i64>().is_err() {
+                    return Some(number);
+                }
+                at += number.len() - 1;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
 }
 
 fn read_stdin() -> anyhow::Result<String> {
@@ -72,6 +101,20 @@ mod tests {
         check("{\"a\": {\"$numberLong\": \"1\"}}", empty().map_value(doc! {"a": 1_i64}));
         check(" [1, \"x\"]", empty().additional(vec![bson!(1), bson!("x")]));
         assert_eq!(message("t", None).unwrap(), empty());
+    }
+
+    #[test]
+    fn an_integer_stays_what_it_is_or_is_refused() {
+        let check = |json, expected| assert_eq!(too_big(json), expected, "{json}");
+        for fits in
+            ["9223372036854775807", "-9223372036854775808", "[1e30, 2.5, -0]", "1.8446744073709551616E19"]
+        {
+            check(fits, None);
+        }
+        check("{\"18446744073709551616\": \"\\\"18446744073709551616\"}", None);
+        check("{\"ä\": [1, 9223372036854775808 ]}", Some("9223372036854775808"));
+        check("[\"\\\\\", -9223372036854775809]", Some("-9223372036854775809"));
+        assert!(message("t", Some("[18446744073709551616]")).is_err());
     }
 
     #[test]
