@@ -189,7 +189,10 @@ impl Serve {
         let reason = wait(&server).await;
         eprintln!("rockdove: stopping ({reason})");
         server.stop().await.map_err(|reason| anyhow!("did not stop cleanly: {reason}"))?;
-        eprintln!("rockdove: stopped, the log is closed");
+        match storage {
+            Storage::Memory => eprintln!("rockdove: stopped, nothing is kept"),
+            Storage::Folder(_) => eprintln!("rockdove: stopped, the log is closed"),
+        }
         Ok(Exit::Done)
     }
 
@@ -282,7 +285,7 @@ fn recovered(server: &Server) -> String {
 /// Waits for a reason to stop.
 async fn wait(server: &Server) -> &'static str {
     tokio::select! {
-        ended = signals::ended() => match ended {
+        asked = signals::asked() => match asked {
             Ok(Exit::Signal(signals::TERMINATE)) => "terminate",
             Ok(_) => "interrupt",
             Err(_) => "signals cannot be received",
