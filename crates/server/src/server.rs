@@ -173,7 +173,11 @@ fn allow_files(wanted: u64) {
             "only {now} files may be open, {wanted} are needed for all connections; raise the hard limit (ulimit -Hn)"
         );
     } else if now < wanted {
-        tracing::info!("{now} files may be open, {wanted} would be needed for all connections");
+        tracing::debug!(
+            now,
+            wanted,
+            "there are fewer files than connections may be open; few setups have so many"
+        );
     }
 }
 

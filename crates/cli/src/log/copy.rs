@@ -49,7 +49,7 @@ impl Export {
         }
         out.flush()?;
         bar.finish_and_clear();
-        eprintln!("{count} entries");
+        eprintln!("{}", if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") });
         Ok(Exit::Done)
     }
 }
@@ -109,7 +109,7 @@ impl Import {
         }
         writer.close()?;
         bar.finish_and_clear();
-        eprintln!("{count} entries");
+        eprintln!("{}", if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") });
         Ok(Exit::Done)
     }
 }

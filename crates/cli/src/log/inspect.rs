@@ -47,7 +47,7 @@ impl Info {
         writeln!(out, "state      {state}")?;
         writeln!(out, "rolls      {}", found.cycle.as_deref().unwrap_or("by size only"))?;
         writeln!(out, "entries    {entries}, index {} to {}", found.first_index, found.last_index)?;
-        writeln!(out, "on disk    up to {} proven", found.durable_upto)?;
+        writeln!(out, "on disk    up to {} for certain: a sync of it was noted", found.durable_upto)?;
         let times = found.segments.iter().filter_map(|s| s.times);
         if let Some((first, last)) = times.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) {
             writeln!(out, "times      {} to {}", show_time(first), show_time(last))?;
