@@ -2,14 +2,21 @@
 
 use crate::exit::Failure;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use rockdove::backend::BackendError;
-use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions};
+use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions, Sent};
 use rockdove_server::VALUE_MAX;
 use std::pin::pin;
 use std::time::Duration;
 
 /// The address used when none is given: the local server, whatever its replica set calls itself.
 const DEFAULT_URI: &str = "mongodb://127.0.0.1:27017/?directConnection=true";
+
+/// The variable that names another.
+const URI_VARIABLE: &str = "ROCKDOVE_URI";
+
+/// The queue used when none is named.
+const DEFAULT_QUEUE: &str = "msg";
 
 /// How long a server may take to answer the first time, unless the command has a time limit: it may be starting. One that
 /// answers and is no primary yet may take longer.
@@ -25,10 +32,10 @@ const LATE_GRACE: Duration = Duration::from_millis(200);
 #[derive(Args, Clone, Debug)]
 pub struct Database {
     /// Address of the server; its path names the database
-    #[arg(long, env = "ROCKDOVE_URI", default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
+    #[arg(long, env = URI_VARIABLE, default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
     uri: String,
     /// Database, instead of the one in the address [default there: rockdove]
-    #[arg(long, value_name = "NAME", value_parser = not_empty)]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     db: Option<String>,
 }
 
@@ -38,8 +45,28 @@ pub struct Queue {
     #[command(flatten)]
     database: Database,
     /// Queue
-    #[arg(long = "queue", default_value = "msg", value_name = "NAME")]
+    #[arg(long = "queue", default_value = DEFAULT_QUEUE, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub name: String,
+}
+
+/// An address without the password in it.
+fn without_password(uri: &str) -> String {
+    let begin = uri.find("://").map_or(0, |at| at + 3);
+    let end = uri[begin..].find(['/', '?']).map_or(uri.len(), |at| begin + at);
+    let secret = uri[begin..end].rfind('@').and_then(|at| Some((uri[begin..begin + at].find(':')?, at)));
+    match secret {
+        Some((colon, at)) => format!("{}:***{}", &uri[..begin + colon], &uri[begin + at..]),
+        None => uri.to_owned(),
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// What to do when no server answers, or none is a primary.
@@ -63,6 +90,20 @@ async fn reached<T>(reach: impl Future<Output = T>) -> T {
 }
 
 impl Queue {
+    /// The options by which another command finds the queue, as a shell takes them; empty when it finds it without. What
+    /// the environment says, it says to that command, too. A password is not shown.
+    pub fn options(&self) -> String {
+        let Database { uri, db } = &self.database;
+        let known = std::env::var(URI_VARIABLE).unwrap_or_else(|_| DEFAULT_URI.to_owned());
+        let uri = (*uri != known).then(|| without_password(uri));
+        let name = (self.name != DEFAULT_QUEUE).then(|| self.name.clone());
+        let given = [("--uri", uri), ("--db", db.clone()), ("--queue", name)];
+        given
+            .into_iter()
+            .filter_map(|(option, value)| Some(format!(" {option} {}", quoted(&value?))))
+            .collect()
+    }
+
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
         self.database.backend().await
@@ -87,7 +128,7 @@ pub struct Connection {
     #[arg(long, default_value = "standard", value_name = "NAME", value_parser = str::parse::<Layout>)]
     layout: Layout,
     /// Id of this node; a random one unless given
-    #[arg(long, value_name = "ID", value_parser = not_empty)]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     sender_id: Option<String>,
     /// Poll instead of following change streams
     #[arg(long)]
@@ -145,6 +186,18 @@ pub struct Lasting {
 }
 
 impl Lasting {
+    /// What was reached, in words. Of what is worth little the level risk asks for no more than that it is written, so no
+    /// copies are missing.
+    pub fn reached(&self, sent: &Sent) -> String {
+        let is_risk = self.ack == Some(Level::Risk) || self.ack.is_none() && self.value.is_some();
+        let note = match (sent.degraded, is_risk) {
+            (false, _) => "",
+            (true, true) => " (written, at risk until it is on disk)",
+            (true, false) => " (degraded: fewer copies than asked for)",
+        };
+        format!("{}{note}", sent.ack)
+    }
+
     /// The options of a send, if any was given.
     pub fn options(&self) -> Option<SendOptions> {
         if self.ack.is_none() && self.value.is_none() && !self.or_stricter {
@@ -171,11 +224,11 @@ pub struct Sending {
     #[arg(long)]
     exclusive: bool,
     /// Send to this node only; repeat for several
-    #[arg(long, value_name = "ID", value_parser = not_empty)]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     to: Vec<String>,
-    /// Lifetime of the message, such as 500ms, 30s, 5m, or never
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lifetime)]
-    ttl: Lifetime,
+    /// Lifetime of the message, such as 500ms, 30s, 5m, or never [default: 30s; a request lives as long as its --timeout]
+    #[arg(long, value_name = "TIME", value_parser = lifetime)]
+    ttl: Option<Lifetime>,
     /// Priority; smaller is earlier
     #[arg(long, default_value_t = 1000, value_name = "NUMBER", allow_negative_numbers = true)]
     priority: i32,
@@ -185,12 +238,17 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Applies the options to a message.
-    pub fn apply(&self, message: Message) -> Message {
+    /// How many answers a request may have, if there is a limit.
+    pub fn answers_max(&self) -> Option<usize> {
+        self.exclusive.then_some(1)
+    }
+
+    /// Applies the options to a message, which lives for `ttl` unless they say otherwise.
+    pub fn apply(&self, message: Message, ttl: Duration) -> Message {
         let mut message = message.exclusive(self.exclusive).priority(self.priority);
         message.recipients.clone_from(&self.to);
         message.msg.clone_from(&self.msg);
-        match self.ttl {
+        match self.ttl.unwrap_or(Lifetime::Of(ttl)) {
             Lifetime::Of(ttl) => message.ttl(ttl),
             Lifetime::Never => message.never_expires(),
         }
@@ -217,9 +275,12 @@ fn lifetime(text: &str) -> Result<Lifetime, String> {
     }
 }
 
-/// Parses a name or an id: anything but nothing.
-pub fn not_empty(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("it is empty".to_owned()) } else { Ok(text.to_owned()) }
+/// Parses how long to wait: a time that is not zero.
+pub fn timeout(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("nothing comes in no time; write 500ms, or 30s".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// Parses a time: a whole number and `ms`, `s`, `m` or `h`; a bare number is seconds.
@@ -246,7 +307,21 @@ mod tests {
     fn a_lifetime_is_never_nothing() {
         assert_eq!(lifetime("5m"), Ok(Lifetime::Of(Duration::from_secs(300))));
         assert_eq!(lifetime("never"), Ok(Lifetime::Never));
+        assert!(timeout("0s").is_err() && timeout("1ms").is_ok());
         assert!(lifetime("0s").is_err() && lifetime("0").is_err() && lifetime("").is_err());
+    }
+
+    #[test]
+    fn what_another_command_is_told_fits_a_shell_and_has_no_password() {
+        let check = |uri, expected| assert_eq!(without_password(uri), expected);
+        check("mongodb://a:27017/shop?x=y@z:1", "mongodb://a:27017/shop?x=y@z:1");
+        check("mongodb://me@a,b/shop", "mongodb://me@a,b/shop");
+        check("mongodb://me:se:cr@a:1,b:2/shop", "mongodb://me:***@a:1,b:2/shop");
+        check("mongodb://me:secret@a", "mongodb://me:***@a");
+        assert_eq!(
+            ["a-b", "a b", "it's", "x?y&z", ""].map(quoted),
+            ["a-b", "'a b'", "'it'\\''s'", "'x?y&z'", "''"]
+        );
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use crate::connection::{Queue, duration};
 use crate::exit::{self, Exit};
+use crate::output::counted;
 use clap::Parser;
 use rockdove::Layout;
-use rockdove::doctor::{Examination, Limits, Severity, examine};
+use rockdove::doctor::{Check, Examination, Finding, Limits, Severity, examine};
 use serde_json::json;
 use std::io::{self, Write};
 use std::time::Duration;
@@ -22,8 +23,8 @@ different layouts, and change streams that cannot be opened. Without --layout it
 #[derive(Parser, Debug)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server", "4    something is not as it should be"])))]
 pub struct Args {
-    /// A message that waits longer than this counts as stuck
-    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = duration)]
+    /// A message that waits longer than this counts as stuck; one that lives no longer is never found
+    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = duration)]
     patience: Duration,
     /// Read at most this many documents of each collection, oldest first
     #[arg(long, default_value_t = 10_000, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
@@ -48,15 +49,33 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     Ok(if found.worst() >= Some(Severity::Warning) { Exit::Findings } else { Exit::Done })
 }
 
+/// What to do, with the command that asks the nodes of this very queue where that helps.
+fn advice(finding: &Finding, found: &Examination, args: &Args) -> String {
+    if (finding.severity, finding.check) != (Severity::Problem, Check::PilingTopics) {
+        return finding.advice.to_owned();
+    }
+    let options = args.queue.options();
+    let ask = |layout: &Layout| {
+        let layout = match layout {
+            Layout::Standard => String::new(),
+            other => format!(" --layout {}", other.name()),
+        };
+        format!("`rockdove request morphium.status_info --count 0 --timeout 2s{options}{layout}`")
+    };
+    let asks: Vec<_> = found.layouts.iter().map(ask).collect();
+    format!("{}: {}", finding.advice, asks.join(", "))
+}
+
 fn print(found: &Examination, args: &Args) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for finding in &found.findings {
+        let advice = advice(finding, found, args);
         if args.json {
             let line = json!({
                 "severity": format!("{:?}", finding.severity).to_lowercase(),
                 "check": format!("{:?}", finding.check),
                 "text": finding.text,
-                "advice": finding.advice,
+                "advice": advice,
             });
             writeln!(out, "{line}")?;
         } else {
@@ -65,16 +84,14 @@ fn print(found: &Examination, args: &Args) -> io::Result<()> {
                 Severity::Warning => "warning",
                 Severity::Note => "note",
             };
-            writeln!(out, "{severity}: {}\n    {}", finding.text, finding.advice)?;
+            writeln!(out, "{severity}: {}\n    {}", finding.text, advice)?;
         }
     }
     if !args.json {
         let layouts: Vec<_> = found.layouts.iter().map(|layout| layout.name()).collect();
         let layouts = if layouts.is_empty() { "none".to_owned() } else { layouts.join(", ") };
         let (findings, collections) = (found.findings.len(), found.collections.len());
-        let plural =
-            |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let (findings, collections) = (plural(findings, "finding"), plural(collections, "collection"));
+        let (findings, collections) = (counted(findings, "finding"), counted(collections, "collection"));
         writeln!(out, "{findings}; layout {layouts}; {collections} looked at")?;
     }
     out.flush()

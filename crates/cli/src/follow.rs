@@ -1,6 +1,6 @@
 //! Taking messages one after the other: what `sub` and `reply` have in common.
 
-use crate::connection::duration;
+use crate::connection::timeout;
 use crate::exit::Exit;
 use crate::signals;
 use clap::Args;
@@ -15,8 +15,8 @@ pub struct Limits {
     /// End after this many messages
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End when this time is over; with --count that is a failure
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    /// End when this time, 1ms or more, is over; with --count that is a failure
+    #[arg(long, value_name = "TIME", value_parser = timeout)]
     pub timeout: Option<Duration>,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::connection::Queue;
 use crate::exit::{self, Exit, Failure};
+use crate::output::counted;
 use crate::signals;
 use clap::Parser;
 use rockdove::Layout;
@@ -35,7 +36,7 @@ pub struct Args {
     #[arg(long, default_value = "standard", value_name = "NAME", value_parser = standard)]
     from: Layout,
     /// The layout it is to have: multi-collection or dual-channel
-    #[arg(long, value_name = "NAME", value_parser = str::parse::<Layout>)]
+    #[arg(long, value_name = "NAME", value_parser = other)]
     to: Layout,
     /// Move everything at once, while no node runs
     #[arg(long)]
@@ -52,9 +53,19 @@ fn standard(name: &str) -> Result<Layout, String> {
     }
 }
 
+fn other(name: &str) -> Result<Layout, String> {
+    match name.parse() {
+        Ok(Layout::Standard) => Err("a queue can be migrated to multi-collection or dual-channel".to_owned()),
+        layout => layout.map_err(|error| error.to_string()),
+    }
+}
+
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
     debug_assert_eq!(args.from, Layout::Standard);
+    if args.drain && args.to == Layout::DualChannel {
+        return Err(Failure::misused(MigrateError::NothingToDrain.to_string()).into());
+    }
     let backend = Arc::new(args.queue.backend().await?);
     let mode = if args.drain { Mode::Drain } else { Mode::Bridge };
     let started = Migration::start(backend, &args.queue.name, args.to, mode).await;
@@ -90,7 +101,8 @@ async fn passes(migration: &mut Migration) -> anyhow::Result<Exit> {
 
 fn summary(progress: &Progress) -> String {
     let Progress { moved, copied, returned, waiting, left, .. } = progress;
-    format!("{moved} moved, {copied} broadcasts copied, {returned} given back, {waiting} wait, {left} left")
+    let copied = counted(*copied, "broadcast");
+    format!("{moved} moved, {copied} copied, {returned} given back, {waiting} waiting, {left} left")
 }
 
 fn nodes(progress: &Progress) -> String {

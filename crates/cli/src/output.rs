@@ -1,10 +1,11 @@
 //! Messages on standard output.
 
 use bson::Bson;
-use rockdove::{Level, Message};
+use rockdove::Message;
 use std::io::{self, Write};
 
-/// Writes one message as a line and flushes it: as extended JSON, or as topic, sender and payload with tabs between.
+/// Writes one message as a line and flushes it: as extended JSON, or as topic, sender and payload with tabs between; a payload
+/// of several parts has spaces between them.
 pub fn print(message: &Message, json: bool) -> io::Result<()> {
     let line = if json { as_json(message) } else { as_text(message) };
     let mut out = io::stdout().lock();
@@ -12,9 +13,12 @@ pub fn print(message: &Message, json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// The level of acknowledgement that was reached.
-pub fn reached(level: Level, degraded: bool) -> String {
-    format!("{level}{}", if degraded { " (degraded: fewer copies than asked for)" } else { "" })
+/// A number of things, in words.
+pub fn counted(count: impl TryInto<u64>, what: &str) -> String {
+    match count.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    }
 }
 
 fn as_json(message: &Message) -> String {
@@ -30,7 +34,7 @@ fn as_text(message: &Message) -> String {
         message.additional.clone().map(|list| json(Bson::Array(list))),
     ];
     let payload: Vec<String> = parts.into_iter().flatten().map(|part| one_line(&part)).collect();
-    format!("{}\t{}\t{}", one_line(&message.topic), one_line(&message.sender), payload.join("\t"))
+    format!("{}\t{}\t{}", one_line(&message.topic), one_line(&message.sender), payload.join(" "))
 }
 
 /// Control characters would break the line, or the terminal.
@@ -47,7 +51,7 @@ mod tests {
     fn lines_stay_lines() {
         let mut message = Message::new("t").msg("two\nlines").value("\u{1b}[2J").map_value(doc! {"n": 1_i64});
         message.sender = "a".into();
-        assert_eq!(as_text(&message), "t\ta\ttwo\\nlines\t\\u{1b}[2J\t{\"n\":1}");
+        assert_eq!(as_text(&message), "t\ta\ttwo\\nlines \\u{1b}[2J {\"n\":1}");
         assert!(as_json(&message).contains("\"msg\":\"two\\nlines\""));
         assert!(!as_json(&message).contains('\n'));
     }

@@ -1,11 +1,16 @@
 //! `rockdove pub`: send messages.
 
-use crate::connection::{Connection, Sending, not_empty};
+use crate::connection::{Connection, Sending};
 use crate::exit::{self, Exit};
-use crate::{output, payload};
+use crate::payload;
 use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
 use rockdove::{Bus, BusBuilder, Message, Sent};
 use std::io::{self, Write};
+use std::time::Duration;
+
+/// How long a message lives unless it is said.
+const LIFE: Duration = Duration::from_secs(30);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,7 +27,7 @@ Examples:
 #[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::help(&["3    no server"])))]
 pub struct Args {
     /// Topic of the message
-    #[arg(value_parser = not_empty)]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     topic: String,
     /// Payload: JSON or text; `-` reads standard input
     payload: Option<String>,
@@ -40,7 +45,7 @@ pub struct Args {
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
-    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?);
+    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?, LIFE);
     let bus = args.connection.connect(None, BusBuilder::send_only).await?;
     let sent = tokio::select! {
         sent = send(&bus, &message, &args) => sent.map(|()| Exit::Done),
@@ -55,20 +60,20 @@ async fn send(bus: &Bus, message: &Message, args: &Args) -> anyhow::Result<()> {
         let (id, reached) = match args.sending.lasting.options() {
             None => (bus.publish(message.clone()).await?, None),
             Some(options) => {
-                let Sent { id, ack, degraded } = bus.publish_with(message.clone(), options).await?;
-                (id, Some((ack, degraded)))
+                let sent = bus.publish_with(message.clone(), options).await?;
+                (sent.id.clone(), Some(sent))
             }
         };
         let mut out = io::stdout().lock();
         match (reached, args.json) {
             (None, true) => writeln!(out, "{}", serde_json::json!({ "id": id.to_string() }))?,
             (None, false) => writeln!(out, "{id}")?,
-            (Some((ack, degraded)), true) => {
+            (Some(Sent { ack, degraded, .. }), true) => {
                 let sent =
                     serde_json::json!({ "id": id.to_string(), "ack": ack.name(), "degraded": degraded });
                 writeln!(out, "{sent}")?;
             }
-            (Some((ack, degraded)), false) => writeln!(out, "{id}\t{}", output::reached(ack, degraded))?,
+            (Some(sent), false) => writeln!(out, "{id}\t{}", args.sending.lasting.reached(&sent))?,
         }
         out.flush()?;
     }

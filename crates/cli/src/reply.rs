@@ -1,12 +1,13 @@
 //! `rockdove reply`: answer requests with a text, or with what a command prints.
 
-use crate::connection::{Connection, Lasting, not_empty};
+use crate::connection::{Connection, Lasting};
 use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
 use crate::{output, payload};
 use anyhow::Context;
 use bson::Bson;
-use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
+use clap::{ArgGroup, Parser};
 use rockdove::{Bus, BusBuilder, Incomer, Message, Reject, SendError};
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
@@ -29,16 +30,20 @@ If it fails, the request is rejected and its sender told so. Requests are answer
 
 /// Answer requests
 #[derive(Parser, Debug)]
+#[command(
+    override_usage = "rockdove reply [OPTIONS] <TOPIC> <--text <TEXT>|--payload <PAYLOAD>|--exec <COMMAND>...>"
+)]
+#[command(group(ArgGroup::new("answer").required(true).args(["text", "payload", "exec"])))]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or not --count requests within --timeout"])))]
 pub struct Args {
     /// Topic of the requests
-    #[arg(value_parser = not_empty)]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     topic: String,
     /// Answer with this text
-    #[arg(long, value_name = "TEXT", required_unless_present_any = ["exec", "payload"], conflicts_with_all = ["exec", "payload"])]
+    #[arg(long, value_name = "TEXT")]
     text: Option<String>,
     /// Answer with this payload: JSON or text
-    #[arg(long, conflicts_with = "exec")]
+    #[arg(long)]
     payload: Option<String>,
     /// The command that prints the answer, and its arguments; takes the rest of the line
     #[arg(long, value_name = "COMMAND", num_args = 1.., allow_hyphen_values = true)]
@@ -91,7 +96,7 @@ async fn answer(bus: &Bus, request: Incomer, args: &Args) -> anyhow::Result<()> 
                     request.done();
                 }
                 let sent = sent?;
-                eprintln!("rockdove: answer acknowledged: {}", output::reached(sent.ack, sent.degraded));
+                eprintln!("rockdove: answer acknowledged: {}", args.lasting.reached(&sent));
             }
         },
         Err(error) => {

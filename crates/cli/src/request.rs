@@ -1,9 +1,10 @@
 //! `rockdove request`: ask, and print the answers.
 
-use crate::connection::{Connection, Sending, duration, not_empty};
-use crate::exit::{self, Exit};
+use crate::connection::{Connection, Sending, timeout};
+use crate::exit::{self, Exit, Failure};
 use crate::{output, payload, signals};
 use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
 use rockdove::Bus;
 use std::time::Duration;
 
@@ -19,17 +20,17 @@ Examples:
 #[command(after_help = format!("{EXAMPLES}\n\n{}\n\n{}", payload::HELP, exit::help(&["3    no server, or not --count answers within --timeout", "6    the request was rejected"])))]
 pub struct Args {
     /// Topic of the request
-    #[arg(value_parser = not_empty)]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     topic: String,
     /// Payload: JSON or text; `-` reads standard input
     payload: Option<String>,
     #[command(flatten)]
     sending: Sending,
-    /// End after this many answers; 0 = all that come within the time
+    /// End after this many answers; 0 = all that come within the time; an --exclusive request has one
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     count: usize,
-    /// Wait this long for answers
-    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = duration)]
+    /// Wait this long for answers, 1ms or more; without --ttl the request lives as long
+    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = timeout)]
     timeout: Duration,
     /// Print each answer as one line of extended JSON
     #[arg(long)]
@@ -40,7 +41,12 @@ pub struct Args {
 
 /// Runs the command.
 pub async fn run(args: Args) -> anyhow::Result<Exit> {
-    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?);
+    if let Some(max) = args.sending.answers_max().filter(|max| args.count > *max) {
+        let text = format!("--exclusive lets one node answer: --count {} cannot come, {max} can", args.count);
+        return Err(Failure::misused(text).into());
+    }
+    // Whoever came to it later would answer nobody.
+    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?, args.timeout);
     let bus = args.connection.connect(Some(args.timeout), |bus| bus).await?;
     let result = tokio::select! {
         result = ask(&bus, message, &args) => result,
@@ -58,7 +64,7 @@ async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Resu
         Some(options) => bus.request_stream_with(message, options, args.timeout).await?,
     };
     if let Some(sent) = answers.sent() {
-        eprintln!("rockdove: request acknowledged: {}", output::reached(sent.ack, sent.degraded));
+        eprintln!("rockdove: request acknowledged: {}", args.sending.lasting.reached(sent));
     }
     let (mut count, mut rejected) = (0, false);
     while args.count == 0 || count < args.count {

@@ -1,10 +1,11 @@
 //! `rockdove sub`: print messages as they come.
 
-use crate::connection::{Connection, not_empty};
+use crate::connection::Connection;
 use crate::exit::{self, Exit};
 use crate::follow::{Limits, follow};
 use crate::output;
 use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
 use rockdove::{Bus, BusBuilder, Incomer, Incoming};
 
 const EXAMPLES: &str = "\
@@ -13,7 +14,8 @@ Examples:
   rockdove sub orders.created --json | jq .map_value
   rockdove sub invoice.done --count 1 --timeout 30s
 
-Output: topic TAB sender TAB payload, a line for each message; with --json the whole message. \
+Output: topic TAB sender TAB payload, a line for each message; with --json the whole message. The payload is the text \
+`msg`, the value and the key-values or list, those that there are, with spaces between. \
 What a terminal would act on is escaped.
 
 An exclusive message goes to one node: subscribing takes it away from others. \
@@ -24,7 +26,7 @@ A message counts as processed when its line is written.";
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or not --count messages within --timeout"])))]
 pub struct Args {
     /// Topics to listen to
-    #[arg(required = true, value_name = "TOPIC", value_parser = not_empty)]
+    #[arg(required = true, value_name = "TOPIC", value_parser = NonEmptyStringValueParser::new())]
     topics: Vec<String>,
     #[command(flatten)]
     limits: Limits,

@@ -5,6 +5,7 @@
 
 use crate::connection::{Database, duration};
 use crate::exit::{self, Exit};
+use crate::output::counted;
 use crate::signals;
 use clap::Parser;
 use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
@@ -35,7 +36,8 @@ All queues are those with a collection of participants. Java nodes that ignore t
   WAITING   messages that nobody marked      EXCL      those of them that are exclusive
   SENT      messages sent per second         DONE      messages marked first, or removed, per second
   LAG       from sending to that, the mean   OLDEST    age of the oldest message that waits
-  UNANSW    requests without an answer       UNTAKEN   answers that nobody took
+  UNANSW    messages without an answer, on topics on which others got one
+  UNTAKEN   answers that nobody took
   AGE       since the node started           SEEN      since its last sign of life
   LOCKS     exclusive messages it holds
 
@@ -241,10 +243,11 @@ fn text(sample: &Sample, name_max: usize) -> String {
         let layouts = if layouts.is_empty() { "layout unknown".to_owned() } else { layouts.join(", ") };
         let _ = writeln!(
             out,
-            "queue {}: {layouts}; {alive} of {} nodes alive; {waiting} messages waiting; {} locks held",
+            "queue {}: {layouts}; {alive} of {} alive; {} waiting; {} held",
             printable(&queue.name),
-            queue.nodes.len(),
-            queue.locks
+            counted(queue.nodes.len(), "node"),
+            counted(waiting, "message"),
+            counted(queue.locks, "lock")
         );
         topics(&mut out, &queue.topics, name_max);
         nodes(&mut out, &queue.nodes, sample.at_ms, name_max);

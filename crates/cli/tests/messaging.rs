@@ -448,7 +448,7 @@ fn a_queue_changes_its_layout() {
         "its lock is left"
     );
     server.run(&["pub", "t", "3", "--to", "nobody"]);
-    assert_eq!(server.run(&["migrate", "--to", "standard"]).status.code(), Some(1));
+    assert_eq!(server.run(&["migrate", "--to", "standard"]).status.code(), Some(2));
     assert_eq!(server.run(&["migrate", "--from", "dual-channel", "--to", "standard"]).status.code(), Some(2));
     std::thread::sleep(Duration::from_millis(500));
     values.extend(lines.try_iter());
@@ -484,15 +484,29 @@ fn silence_and_mistakes_have_their_codes() {
         &["request", "t", "--to", ""],
         &["pub", "t", "--sender-id", ""],
         &["pub", "t", "--db", ""],
+        &["pub", "t", "--queue", ""],
     ] {
         let refused = server.run(wrong);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(refused.status.code() == Some(2) && said.contains("it is empty"), "{wrong:?}: {said}");
+        assert!(
+            refused.status.code() == Some(2) && said.contains("a value is required"),
+            "{wrong:?}: {said}"
+        );
+    }
+    for wrong in [
+        &["sub", "t", "--timeout", "0s"][..],
+        &["reply", "t", "--text", "x", "--timeout", "0s"],
+        &["request", "t", "--timeout", "0s"],
+        &["request", "t", "--exclusive", "--count", "2"],
+        &["reply", "t", "--text", "x", "--payload", "y"],
+        &["pub", "t", "[9223372036854775808]"],
+    ] {
+        assert_eq!(server.run(wrong).status.code(), Some(2), "{wrong:?}");
     }
     for wrong in [["--ttl", "0s"], ["--count", "0"]] {
         assert_eq!(server.run(&[&["pub", "t"], &wrong[..]].concat()).status.code(), Some(2), "{wrong:?}");
     }
-    assert_eq!(server.run(&["migrate", "--to", "dual-channel", "--drain"]).status.code(), Some(1));
+    assert_eq!(server.run(&["migrate", "--to", "dual-channel", "--drain"]).status.code(), Some(2));
 }
 
 #[test]
@@ -542,6 +556,94 @@ fn a_server_in_memory_makes_no_folder_and_room_for_its_connections() {
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.0.id())).unwrap();
     let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     assert_ne!(soft.split_whitespace().next(), Some("64"), "{soft}");
+}
+
+/// `kill`, as a terminal or a supervisor sends it.
+fn signal(process: &Process, name: &str) {
+    let id = process.0.id().to_string();
+    assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+}
+
+#[test]
+fn who_leaves_does_not_wait_for_a_server_that_is_gone() {
+    let mut server = Server::start();
+    for layout in Layout::ALL {
+        let queue = format!("q-{}", layout.name());
+        let sub = ["sub", "t", "--layout", layout.name(), "--queue", &queue];
+        let (mut sub, said) = server.start_saying(&sub);
+        let is_there =
+            || text(&server.run(&["top", "--once", "--queue", &queue])).contains("1 of 1 node alive");
+        until("it is there", is_there);
+        server.process.kill();
+        hear(&said, "the connection broke off");
+        signal(&sub, "INT");
+        assert_eq!(sub.code(), Some(130));
+        let said: Vec<_> = said.iter().collect();
+        assert!(said.iter().any(|line| line.contains("no server answers")), "{said:?}");
+        assert!(!said.iter().any(|line| line.contains("in time")), "it waited: {said:?}");
+        server.process = Server::spawn(server.port, &server.storage);
+    }
+}
+
+#[test]
+fn a_second_signal_ends_a_command_at_once() {
+    let server = Server::start();
+    let (mut sub, said) = server.start_saying(&["sub", "t"]);
+    until("it is there", || text(&server.run(&["top", "--once"])).contains("1 of 1 node alive"));
+    signal(&server.process, "STOP");
+    signal(&sub, "INT");
+    hear(&said, "Ctrl-C again");
+    signal(&sub, "TERM");
+    assert_eq!(sub.code(), Some(143), "the second one's");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_lives_as_long_as_it_is_waited_for() {
+    let server = Server::start();
+    let stored = DriverBackend::connect(&server.uri, None, "test").await.unwrap();
+    server.run(&["pub", "t", "x"]);
+    server.run(&["request", "t", "x", "--timeout", "1234ms"]);
+    server.run(&["request", "t", "x", "--timeout", "1s", "--ttl", "1h"]);
+    let lives = [30_000, 1234, 3_600_000];
+    let all = stored.find("msg", Find::default()).await.unwrap();
+    // One whose time is over may be gone already.
+    let found: Vec<_> = all.iter().map(|message| message.get_i64("ttl").unwrap()).collect();
+    let expected: Vec<_> = lives.into_iter().filter(|ttl| *ttl != 1234 || found.len() == 3).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_is_printed_has_three_columns() {
+    let server = Server::start();
+    server.run(&["pub", "t", "{\"n\": 1}", "--msg", "hello", "--sender-id", "a"]);
+    let heard = server.run(&["sub", "t", "--count", "1", "--timeout", "30s"]);
+    assert_eq!(text(&heard), "t\ta\thello {\"n\":1}\n");
+}
+
+#[test]
+fn the_doctor_names_the_command_that_asks_the_nodes() {
+    let server = Server::start();
+    server.run(&[
+        "pub",
+        "t",
+        "x",
+        "--db",
+        "shop2",
+        "--queue",
+        "q",
+        "--layout",
+        "multi-collection",
+        "--ttl",
+        "5m",
+    ]);
+    let found =
+        server.run(&["doctor", "--db", "shop2", "--queue", "q", "--patience", "0s", "--uri", &server.uri]);
+    let command = "`rockdove request morphium.status_info --count 0 --timeout 2s --db shop2 --queue q --layout \
+                   multi-collection`";
+    assert!(text(&found).contains(command), "{}", text(&found));
+    let uri = format!("{}&appName=it", server.uri);
+    let found = server.run(&["doctor", "--db", "shop2", "--queue", "q", "--patience", "0s", "--uri", &uri]);
+    assert!(text(&found).contains(&format!(" --uri '{uri}' --db")), "{}", text(&found));
 }
 
 #[test]
@@ -614,6 +716,11 @@ fn levels_are_reached_and_said() {
     );
     let plain = server.run(&["pub", "t", "--ack", "sync"]);
     assert!(text(&plain).trim_end().ends_with("\tsync"), "{plain:?}");
+    let little = server.run(&["pub", "t", "--value", "1"]);
+    assert!(
+        text(&little).trim_end().ends_with("\tasync (written, at risk until it is on disk)"),
+        "{little:?}"
+    );
     assert!(!text(&server.run(&["pub", "t"])).contains('\t'), "who does not ask gets the id alone");
     let (_replier, requests) = server.start_lines(&["reply", "q", "--text", "yes", "--ack", "sync"]);
     let answer = server.run(&["request", "q", "--value", "40", "--timeout", "30s"]);
