@@ -354,8 +354,9 @@ impl Migration {
             return Ok(());
         };
         let Some(id) = message.id.clone() else { return Ok(()) };
-        if message.is_expired(self.node().now_ms()) {
-            return Ok(()); // its removal is left to the server
+        // What has expired is left to the server, and so is what a migration asked that was killed.
+        if message.is_expired(self.node().now_ms()) || message.sender == MIGRATION_ID {
+            return Ok(());
         }
         match (message.is_broadcast(), message.exclusive) {
             (true, false) => self.forward_broadcast(&id, &message, document).await,

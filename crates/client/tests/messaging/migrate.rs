@@ -278,6 +278,21 @@ async fn a_bridge_leaves_no_questions_and_no_answers() {
     }
 }
 
+/// A bridge to the DualChannel layout was killed: what it asked is in the base collection, and no message of the queue.
+#[tokio::test]
+async fn what_a_killed_migration_asked_is_not_moved() {
+    let fake = Fake::default();
+    let question = doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info",
+    "sender": MIGRATION_ID, "recipients": null, "processed_by": []};
+    fake.store("msg", question);
+    for mode in [Mode::Bridge, Mode::Drain] {
+        let mut migration = start(&fake, Layout::MultiCollection, mode).await.unwrap();
+        let progress = migration.pass().await.unwrap();
+        assert_eq!((progress.moved, progress.copied, progress.left), (0, 0, 0), "{mode:?}");
+        migration.stop().await;
+    }
+}
+
 /// Whatever step fails, with or without effect, the next run goes on: nothing is lost, no exclusive message is
 /// processed twice.
 #[tokio::test]
