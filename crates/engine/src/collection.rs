@@ -101,7 +101,6 @@ impl CollectionInfo {
         };
         let validator = match options.get("validator") {
             Some(Value::Document(filter)) if !warn_only && !filter.is_empty() => {
-                refuse_time(Value::Document(filter))?;
                 Some(Arc::new(Surroundings { collation, ..Default::default() }.parse_filter(filter)?))
             }
             _ => None,
@@ -134,19 +133,6 @@ impl CollectionInfo {
                 format!("Namespace {} is a view, not a collection", self.ns),
             )),
         }
-    }
-}
-
-/// Fails if a validator's expressions ask for the time: it is parsed once, for documents to come.
-fn refuse_time(value: Value<'_>) -> Result<()> {
-    match value {
-        Value::Document(inner) | Value::Array(inner) => {
-            inner.iter().try_for_each(|element| refuse_time(element.value()))
-        }
-        Value::String(text) if ["$$NOW", "$$CLUSTER_TIME"].iter().any(|name| text.starts_with(name)) => {
-            Err(Error::new(code::COMMAND_NOT_SUPPORTED, format!("{text} is not supported in a validator")))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::namespace::Namespace;
 use crate::risk::Valuation;
-use crate::sighting::Selection;
 use bytes::Bytes;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::interrupt::Interrupt;
@@ -184,18 +183,6 @@ impl Statement {
         }
     }
 
-    /// Which document it is about, if it is one that is there.
-    pub(crate) fn about_one(&self) -> Option<Selection<'_>> {
-        let (ns, filter, sort, hint) = match self {
-            Statement::Update(update) if !update.multi => {
-                (&update.ns, &update.filter, &update.sort, &update.hint)
-            }
-            Statement::Delete(delete) if !delete.multi => (&delete.ns, &delete.filter, &None, &delete.hint),
-            _ => return None,
-        };
-        Some(Selection { ns, filter, sort: sort.as_ref(), hint: hint.as_ref() })
-    }
-
     /// Whether it may concern many documents.
     pub(crate) fn is_multi(&self) -> bool {
         match self {
@@ -345,18 +332,6 @@ pub struct FindAndModify {
     pub bypass_validation: bool,
     /// Asked while the document is looked for and changed: an error ends the command with it, before it did anything.
     pub interrupt: Option<Interrupt>,
-}
-
-impl FindAndModify {
-    /// Which document it is about.
-    pub(crate) fn selection(&self) -> Selection<'_> {
-        Selection { ns: &self.ns, filter: &self.filter, sort: self.sort.as_ref(), hint: self.hint.as_ref() }
-    }
-
-    /// The same for who asks whether it is one document: always.
-    pub(crate) fn about_one(&self) -> Option<Selection<'_>> {
-        Some(self.selection())
-    }
 }
 
 /// What [`FindAndModify`] does.

@@ -54,10 +54,31 @@ fn create(seq: &mut Sequencer, ns: &Namespace, options: Doc, batch: &mut Batch) 
         let message = format!("namespace {ns} already exists, but with different options: {options}");
         return Err(Error::new(code::NAMESPACE_EXISTS, message));
     }
-    let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
-    check_view(seq, &info)?;
+    check_options(seq, ns, &options)?;
     seq.create_collection(ns, options, batch)?;
     Ok(changed())
+}
+
+/// Refuses options that a collection cannot have.
+fn check_options(seq: &Sequencer, ns: &Namespace, options: &Doc) -> Result<()> {
+    check_view(seq, &CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?)?;
+    match options.get("validator") {
+        Some(validator) => refuse_time(validator, false),
+        None => Ok(()),
+    }
+}
+
+/// Fails if a validator's expressions ask for the time: it is parsed once, for documents to come.
+fn refuse_time(value: Value<'_>, in_expr: bool) -> Result<()> {
+    match value {
+        Value::Document(inner) | Value::Array(inner) => inner
+            .iter()
+            .try_for_each(|element| refuse_time(element.value(), in_expr || element.key() == "$expr")),
+        Value::String(text @ ("$$NOW" | "$$CLUSTER_TIME")) if in_expr => {
+            Err(Error::new(code::COMMAND_NOT_SUPPORTED, format!("{text} is not supported in a validator")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a view that writes, or that reads itself, by way of other views too.
@@ -90,28 +111,35 @@ fn modify(
 ) -> Result<DefinitionReply> {
     let collection = existing(seq, ns)?;
     let mut reply = changed();
-    if let Some(Value::Document(index)) = changes.get("index") {
-        reply.details = modify_index(seq, &collection, index, batch)?;
-    }
+    let index = match changes.get("index") {
+        Some(Value::Document(index)) => Some(index),
+        _ => None,
+    };
     let is_view = collection.info.view.is_some();
     let allowed =
         |name: &str| MODIFIABLE.contains(&name) || (is_view && matches!(name, "viewOn" | "pipeline"));
     // A collMod that changes nothing is an event too.
-    if reply.details.raw().is_empty() || changes.iter().any(|element| allowed(element.key())) {
-        let mut options = DocBuilder::new();
+    let mut options = None;
+    if index.is_none() || changes.iter().any(|element| allowed(element.key())) {
+        let mut new = DocBuilder::new();
         for element in collection.info.options.raw() {
             if !allowed(element.key()) || changes.get(element.key()).is_none() {
-                options.append_element(element);
+                new.append_element(element);
             }
         }
         for element in changes.iter().filter(|element| allowed(element.key())) {
-            options.append_element(element);
+            new.append_element(element);
         }
-        let options = options.finish();
-        let info = CollectionInfo::new(0, ns.clone(), [0; 16], options.clone())?;
-        check_view(seq, &info)?;
-        let (before, after) = (collection.info.options.bytes().len(), options.bytes().len());
+        let new = new.finish();
+        check_options(seq, ns, &new)?;
+        let (before, after) = (collection.info.options.bytes().len(), new.bytes().len());
         seq.check_change(before, after, after)?;
+        options = Some(new);
+    }
+    if let Some(index) = index {
+        reply.details = modify_index(seq, &collection, index, batch)?;
+    }
+    if let Some(options) = options {
         seq.effect(batch, Effect::Modify { collection: collection.info.number, options }, None)?;
     }
     Ok(reply)

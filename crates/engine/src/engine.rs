@@ -17,7 +17,7 @@ use crate::parts;
 use crate::prebuilt;
 use crate::risk::{RiskField, RiskStatus, Valuation};
 use crate::sequencer::{CheckpointData, Desk, Request, Sequencer, Start};
-use crate::sighting;
+use crate::sighting::{self, Looked};
 use crate::state::State;
 use crate::statement;
 use arc_swap::ArcSwap;
@@ -264,9 +264,11 @@ impl Engine {
                 .ask_soon(true, |reply| Request::FindAndModify(Box::new(command), None, reply))
                 .await?;
         }
-        let (state, interrupt) = (self.snapshot(), command.interrupt.clone());
-        let about = FindAndModify::about_one;
-        let (command, sighting) = sighting::look(&state, &self.0.looking, command, about, interrupt).await?;
+        let (retry, interrupt) = (command.retry.clone(), command.interrupt.clone());
+        let number = retry.as_ref().map(|retry| (retry, retry.number_of(0)));
+        let looked = sighting::look(self, &self.0.looking, command, number, interrupt).await;
+        let Looked { subject: command, seen } = looked?;
+        let sighting = seen?;
         self.ask(|reply| Request::FindAndModify(Box::new(command), sighting, reply)).await?
     }
 

@@ -4,7 +4,7 @@
 //! Draining may need something new: a lock, a node's entry. So small documents still go into small collections, up to a
 //! last mark halfway from the second to the limit, and beyond it while small collections together hold no more than that
 //! distance: marks on a full queue may go past any mark, and the locks to come must not depend on it. A queue that grows is
-//! soon no small collection any more. Nothing grows that would go past half as much again as the limit.
+//! soon no small collection any more. Past half as much again as the limit nothing grows.
 //!
 //! The same for the disk, which is short when a checkpoint would find no space: without one the log never shrinks. Then
 //! small documents go on until half of what the log's segment had left is used; the rest stays for deletions and marks.
@@ -23,6 +23,8 @@ const RECORDS_SHARE: u64 = 8;
 const SMALL_BYTES_MAX: u64 = 4096;
 /// Part of the limit that a collection takes, with its indexes, as long as it is small.
 const SMALL_COLLECTION_SHARE: u64 = 256;
+/// The same beyond the last mark: what holds locks and nodes, not what is a queue itself.
+const TINY_COLLECTION_SHARE: u64 = 1024;
 /// Where nothing grows any more, in percent of the limit.
 const END_PERCENT: u64 = 150;
 
@@ -33,8 +35,8 @@ pub struct New {
     pub bytes: u64,
     /// Bytes of the collection that it goes into, its indexes included.
     pub held: u64,
-    /// Bytes of all collections together that count as small.
-    pub small: u64,
+    /// Bytes of all collections together that count as tiny.
+    pub tiny: u64,
 }
 
 /// The watermarks and the use.
@@ -100,19 +102,14 @@ impl Memory {
         self.refuse_percent.midpoint(100.max(self.refuse_percent))
     }
 
-    /// A collection of fewer bytes, with its indexes, is small.
-    fn small_collection(&self) -> u64 {
-        self.limit_bytes / SMALL_COLLECTION_SHARE
-    }
-
-    /// Collections of fewer bytes count together as small ones: those too that were small until they were filled.
-    pub fn counts_as_small(&self) -> u64 {
-        2 * self.small_collection()
-    }
-
     /// Whether it is a small document for a small collection.
     pub fn is_small(&self, new: New) -> bool {
-        new.bytes <= SMALL_BYTES_MAX && new.held < self.small_collection()
+        new.bytes <= SMALL_BYTES_MAX && new.held < self.limit_bytes / SMALL_COLLECTION_SHARE
+    }
+
+    /// Collections of fewer bytes count together as tiny ones: those too that were tiny until they were filled.
+    pub fn counts_as_tiny(&self) -> u64 {
+        2 * (self.limit_bytes / TINY_COLLECTION_SHARE)
     }
 
     /// Whether anything may be stored at `bytes` of use.
@@ -124,23 +121,40 @@ impl Memory {
     pub fn check(&self, bytes: u64, new: New) -> Result<()> {
         let (percent, last) = (self.percent_of(bytes), self.last_percent());
         let reserve = last.saturating_sub(self.refuse_percent);
-        let has_reserve = percent < last || self.percent_of(new.small) < reserve;
-        if self.takes_all(bytes) || (self.is_small(new) && has_reserve && percent < END_PERCENT) {
+        let is_tiny = new.held + new.bytes < self.limit_bytes / TINY_COLLECTION_SHARE;
+        let fits =
+            percent < last || (is_tiny && self.percent_of(new.tiny) < reserve && percent < END_PERCENT);
+        if self.takes_all(bytes) || (self.is_small(new) && fits) {
             return Ok(());
         }
-        Err(self.refused(bytes))
+        let refuse = self.refuse_percent;
+        Err(self.refused(
+            bytes,
+            format_args!(
+                "new documents are refused from {refuse} % on, those of up to {SMALL_BYTES_MAX} bytes in collections of less than 1/{SMALL_COLLECTION_SHARE} of the limit from {last} % on"
+            ),
+        ))
     }
 
     /// Fails if a change that adds so many bytes to a document is refused at `bytes` of use.
     pub fn check_growth(&self, bytes: u64, growth: u64) -> Result<()> {
         let is_small = growth <= SMALL_BYTES_MAX && self.percent_of(bytes) < END_PERCENT;
-        if growth == 0 || self.takes_all(bytes) || is_small { Ok(()) } else { Err(self.refused(bytes)) }
+        if growth == 0 || self.takes_all(bytes) || is_small {
+            return Ok(());
+        }
+        let refuse = self.refuse_percent;
+        Err(self.refused(
+            bytes,
+            format_args!(
+                "changes that add more than {SMALL_BYTES_MAX} bytes to a document are refused from {refuse} % on, those that add less from {END_PERCENT} % on"
+            ),
+        ))
     }
 
-    fn refused(&self, bytes: u64) -> Error {
-        let (percent, refuse, last) = (self.percent_of(bytes), self.refuse_percent, self.last_percent());
+    fn refused(&self, bytes: u64, rule: std::fmt::Arguments<'_>) -> Error {
+        let percent = self.percent_of(bytes);
         let message = format!(
-            "memory use of {bytes} bytes ({percent} % of the limit) is above the refusal watermark ({refuse} %; {last} % for documents of up to {SMALL_BYTES_MAX} bytes in collections of less than 1/{SMALL_COLLECTION_SHARE} of the limit): delete documents or let them expire, or raise the limit, then try again"
+            "memory use of {bytes} bytes is {percent} % of the limit: {rule}; delete documents or let them expire, or raise the limit, then try again"
         );
         Error::new(code::EXCEEDED_MEMORY_LIMIT, message)
     }
@@ -228,7 +242,7 @@ mod tests {
     use super::*;
 
     const LIMIT: u64 = 1 << 20;
-    const SMALL: New = New { bytes: 4096, held: 4095, small: LIMIT };
+    const SMALL: New = New { bytes: 4096, held: 4095, tiny: LIMIT };
 
     fn percent(percent: u64) -> u64 {
         (LIMIT * percent).div_ceil(100)
@@ -237,8 +251,8 @@ mod tests {
     #[test]
     fn new_documents_are_refused_above_the_second_mark_and_small_ones_above_the_last() {
         let memory = Memory::new(LIMIT, 75, 90);
-        let large = New { bytes: 4097, held: 0, small: 0 };
-        let crowded = New { bytes: 1, held: 4096, small: 0 };
+        let large = New { bytes: 4097, held: 0, tiny: 0 };
+        let crowded = New { bytes: 1, held: 4096, tiny: 0 };
         for new in [large, crowded, SMALL] {
             assert!(memory.check(percent(90) - 1, new).is_ok(), "{new:?}");
         }
@@ -253,14 +267,15 @@ mod tests {
     }
 
     #[test]
-    fn small_collections_have_what_is_between_the_marks_for_themselves() {
+    fn tiny_collections_have_what_is_between_the_marks_for_themselves() {
         let memory = Memory::new(LIMIT, 75, 90);
-        let with = |percent_of_small| New { small: percent(percent_of_small), ..SMALL };
+        let with = |tiny, held| New { bytes: 24, held, tiny: percent(tiny) };
         for used in [95, 130, 149] {
-            assert!(memory.check(percent(used), with(4)).is_ok(), "{used}");
-            assert!(memory.check(percent(used), with(5)).is_err(), "{used}");
+            assert!(memory.check(percent(used), with(4, 999)).is_ok(), "{used}");
+            assert!(memory.check(percent(used), with(5, 999)).is_err(), "{used}");
+            assert!(memory.check(percent(used), with(4, 1000)).is_err(), "{used}");
         }
-        assert!(memory.check(percent(150), with(0)).is_err());
+        assert!(memory.check(percent(150), with(0, 0)).is_err());
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::plan::{self, Plan};
 use crate::scan::Scan;
 use crate::sequencer::{Request, is_interruption};
+use crate::sighting::Sighting;
 use crate::state::State;
 use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::{Error, Result, Timestamp, code};
@@ -29,7 +30,7 @@ use tokio::sync::Semaphore;
 pub const FEW_CANDIDATES: usize = 1000;
 /// Records of one portion: some milliseconds of work.
 const PORTION: usize = 500;
-/// So many statements look for documents at one time; more wait for their turn.
+/// So many statements look for what they are about at one time; more wait for their turn.
 pub const LOOKING_MAX: usize = 4;
 
 /// Some documents of a statement that concerns many.
@@ -54,34 +55,41 @@ struct Candidates {
     records: Vec<RecordNumber>,
 }
 
-/// Carries out a statement that concerns many documents. It comes back if the sequencer shall do it: it matches nothing,
-/// but may insert.
+/// Carries out a statement that concerns many documents, with `ack` instead of the write's own. It comes back if the
+/// sequencer shall do it: it is little work by now, or matches nothing, but may insert.
 pub async fn write(
     engine: &Engine,
     turns: &Arc<Semaphore>,
-    write: &Write,
+    (write, ack): (&Write, Ack),
     statement: Statement,
-) -> Result<Result<WriteReply, Statement>> {
-    let Some((collection, plan)) = planned(&engine.snapshot(), &statement) else { return Ok(Err(statement)) };
+) -> Result<Result<WriteReply, (Statement, Option<Box<Sighting>>)>> {
     let turn = turns.clone().acquire_owned().await.map_err(|error| internal(&error))?;
+    let Some((collection, plan)) = planned(&engine.snapshot(), &statement) else {
+        return Ok(Err((statement, None)));
+    };
     let interrupt = write.interrupt.clone();
     let look = move || {
         let _turn = turn;
-        let found = during(interrupt.as_ref(), || find(collection, plan, &statement))?;
-        Ok::<_, Error>((statement, found))
+        let found = during(interrupt.as_ref(), || find(collection.clone(), plan, &statement));
+        (statement, found.map(|found| (found, Sighting::none(&collection))))
     };
     let looked = tokio::task::spawn_blocking(look).await;
-    let (statement, found) = looked.map_err(|error| internal(&error))??;
+    let (statement, found) = looked.map_err(|error| internal(&error))?;
+    let (found, none) = match found {
+        Err(error) if is_interruption(&error) => return Err(error),
+        Err(error) => return Ok(Err((Statement::Refused(error), None))),
+        Ok(found) => found,
+    };
     let inserts = matches!(&statement, Statement::Update(update) if update.upsert);
     if found.records.is_empty() && inserts {
-        return Ok(Err(statement));
+        return Ok(Err((statement, Some(Box::new(none)))));
     }
-    carry_out(engine, write, Arc::new(statement), found).await.map(Ok)
+    carry_out(engine, write, ack, Arc::new(statement), found).await.map(Ok)
 }
 
 /// Whether looking for a statement's documents, or changing them, is so much work that others would wait.
-pub fn is_much(state: &State, statement: &Statement) -> bool {
-    planned(state, statement).is_some()
+pub fn is_much(engine: &Engine, statement: &Statement) -> bool {
+    statement.is_multi() && planned(&engine.snapshot(), statement).is_some()
 }
 
 /// How to look for a statement's documents, if that is much work.
@@ -120,6 +128,7 @@ fn internal(error: &dyn std::error::Error) -> Error {
 async fn carry_out(
     engine: &Engine,
     write: &Write,
+    ack: Ack,
     statement: Arc<Statement>,
     found: Candidates,
 ) -> Result<WriteReply> {
@@ -136,8 +145,8 @@ async fn carry_out(
     let last = portions.len() - 1;
     for (place, records) in portions.into_iter().enumerate() {
         // The value of the write as a whole is at risk until its last part is safe.
-        let value = if place == last { write.ack.value } else { 0 };
-        let ack = Ack { value, ..write.ack };
+        let value = if place == last { ack.value } else { 0 };
+        let ack = Ack { value, ..ack };
         let portion = Portion {
             statement: statement.clone(),
             collection: found.collection,

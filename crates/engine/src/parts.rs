@@ -5,13 +5,14 @@
 //!
 //! Invariants
 //! * Statements take effect in their order, and a repetition meets the numbers that they would have in one piece.
-//! * The value of the whole is at risk until the last part is safe: each part has it.
+//! * The whole is as lasting as it asks for when its last part is: what was written before is then, too. Only that part has the
+//!   value given for the whole; what documents are worth counts with each.
 
-use crate::command::{Statement, Write, WriteReply};
+use crate::command::{Ack, Statement, Write, WriteReply};
 use crate::engine::Engine;
 use crate::multi;
 use crate::sequencer::Request;
-use crate::sighting::{self, Sighting};
+use crate::sighting::{self, Looked, Sighting};
 use rockdove_documents::Result;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -25,63 +26,91 @@ pub async fn write(engine: &Engine, turns: &Arc<Semaphore>, mut write: Write) ->
         retry.check_distinct()?;
     }
     let statements = std::mem::take(&mut write.statements);
-    let mut parts = Parts { engine, whole: write, reply: None };
-    let mut together = Vec::new();
+    let left = statements.len();
+    let mut parts =
+        Parts { engine, turns, whole: write, left, together: vec![], is_settled: false, reply: None };
     for statement in statements {
-        let state = engine.snapshot();
-        let is_many =
-            statement.is_multi() && parts.whole.retry.is_none() && multi::is_much(&state, &statement);
-        let goes_on = if is_many {
-            // It is about what is there after those before it.
-            parts.send(std::mem::take(&mut together), None).await?
-                && match multi::write(engine, turns, &parts.whole, statement).await? {
-                    Ok(reply) => parts.add(reply),
-                    Err(statement) => {
-                        together.push(statement);
-                        true
-                    }
-                }
-        } else {
-            let interrupt = parts.whole.interrupt.clone();
-            let (statement, sighting) =
-                sighting::look(&state, turns, statement, Statement::about_one, interrupt).await?;
-            if sighting.is_some() {
-                parts.send(std::mem::take(&mut together), None).await?
-                    && parts.send(vec![statement], sighting).await?
-            } else {
-                together.push(statement);
-                true
-            }
-        };
-        if !goes_on {
+        if !parts.take(statement).await? {
             break;
         }
     }
-    parts.send(together, None).await?;
-    Ok(parts.reply.unwrap_or_else(|| WriteReply::none(engine.operation_time())))
+    parts.finish().await
 }
 
 struct Parts<'e> {
     engine: &'e Engine,
+    turns: &'e Arc<Semaphore>,
     /// The write without its statements.
     whole: Write,
+    /// How many statements are not carried out.
+    left: usize,
+    /// Those of them that wait to be carried out together.
+    together: Vec<Statement>,
+    /// Whether a part has asked for what the whole asks for.
+    is_settled: bool,
     /// What became of those that were carried out.
     reply: Option<WriteReply>,
 }
 
 impl Parts<'_> {
-    /// Has the sequencer carry out the next statements. Whether to go on after them: not if one failed that the others
-    /// would have to wait for, nor if nothing is left after that.
-    async fn send(&mut self, statements: Vec<Statement>, sighting: Option<Box<Sighting>>) -> Result<bool> {
-        if statements.is_empty() {
-            return Ok(true);
+    /// Takes the next statement; whether to go on.
+    async fn take(&mut self, statement: Statement) -> Result<bool> {
+        if self.whole.retry.is_none() && multi::is_much(self.engine, &statement) {
+            // It is about what is there after those before it.
+            return Ok(self.send_together().await? && self.take_multi(statement).await?);
         }
-        let done = self.reply.as_ref().map_or(0, |reply| reply.results.len());
-        let retry = self.whole.retry.as_ref().map(|retry| retry.part(done, statements.len()));
-        let Write { ordered, ack, bypass_validation, .. } = self.whole;
+        let position = self.done() + self.together.len();
+        let number = self.whole.retry.as_ref().map(|retry| (retry, retry.number_of(position)));
+        let interrupt = self.whole.interrupt.clone();
+        let looked = sighting::look(self.engine, self.turns, statement, number, interrupt).await?;
+        let Looked { subject: statement, seen } = looked;
+        match seen {
+            Ok(None) => self.together.push(statement),
+            Err(error) => self.together.push(Statement::Refused(error)),
+            Ok(sighting) => {
+                return Ok(self.send_together().await? && self.send(vec![statement], sighting).await?);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn take_multi(&mut self, statement: Statement) -> Result<bool> {
+        let ack = self.ack_of(1);
+        match multi::write(self.engine, self.turns, (&self.whole, ack), statement).await? {
+            Ok(reply) => {
+                self.left -= 1;
+                Ok(self.add(reply))
+            }
+            Err((statement, sighting)) => self.send(vec![statement], sighting).await,
+        }
+    }
+
+    /// What the next part asks for, if it has so many statements.
+    fn ack_of(&mut self, statements: usize) -> Ack {
+        self.is_settled = statements == self.left;
+        if self.is_settled { self.whole.ack } else { Ack::WRITTEN }
+    }
+
+    fn done(&self) -> usize {
+        self.reply.as_ref().map_or(0, |reply| reply.results.len())
+    }
+
+    async fn send_together(&mut self) -> Result<bool> {
+        match std::mem::take(&mut self.together) {
+            none if none.is_empty() => Ok(true),
+            some => self.send(some, None).await,
+        }
+    }
+
+    /// Has the sequencer carry out the next statements; whether to go on.
+    async fn send(&mut self, statements: Vec<Statement>, sighting: Option<Box<Sighting>>) -> Result<bool> {
+        let (count, ack) = (statements.len(), self.ack_of(statements.len()));
+        let retry = self.whole.retry.as_ref().map(|retry| retry.part(self.done(), count));
+        let Write { ordered, bypass_validation, .. } = self.whole;
         let interrupt = self.whole.interrupt.clone();
         let part = Write { statements, ordered, retry, ack, bypass_validation, interrupt };
         let reply = self.engine.ask(|reply| Request::Write(Box::new(part), sighting, reply)).await??;
+        self.left -= count;
         Ok(self.add(reply))
     }
 
@@ -93,5 +122,14 @@ impl Parts<'_> {
             None => part,
         });
         !(has_failed && self.whole.ordered)
+    }
+
+    async fn finish(mut self) -> Result<WriteReply> {
+        self.send_together().await?;
+        if !self.is_settled {
+            self.left = 0; // nothing more is carried out
+            self.send(vec![], None).await?;
+        }
+        Ok(self.reply.unwrap_or_else(|| WriteReply::none(self.engine.operation_time())))
     }
 }

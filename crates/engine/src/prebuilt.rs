@@ -18,7 +18,7 @@ use crate::engine::{Engine, shutting_down};
 use crate::index::{Index, IndexSpec};
 use crate::limits::New;
 use crate::namespace::Namespace;
-use crate::state::State;
+use crate::state::{self, State};
 use crate::trie::Trie;
 use rockdove_documents::key::{KeySet, RowBuf};
 use rockdove_documents::{Code, Doc, Error, Result, code};
@@ -100,7 +100,7 @@ impl Prebuilt {
     ) -> Result<usize, WriteError> {
         let (mut gone, mut new) = (Vec::new(), Vec::new());
         collection.trie().changes(&self.records, &mut |record, before, after| {
-            if before.map(Doc::bytes) != after.map(Doc::bytes) {
+            if before != after {
                 gone.extend(before.cloned().map(|doc| (record, doc)));
                 new.extend(after.cloned().map(|doc| (record, doc)));
             }
@@ -215,13 +215,13 @@ fn wanted(state: &State, ns: &Namespace, specs: &[Doc]) -> Option<(Arc<Collectio
 
 fn build(engine: &Engine, caller: &Weak<()>, ns: &Namespace, specs: &[Doc]) -> Result<Option<Prebuilt>> {
     let Some((collection, specs)) = wanted(&engine.snapshot(), ns, specs) else { return Ok(None) };
-    let held = collection.bytes() + collection.index_bytes();
+    let held = state::weight(&collection);
     let spec_bytes = specs.iter().map(|spec| spec.doc.bytes().len() as u64).max().unwrap_or_default();
     let may_go_on = |bytes: u64| {
         check_wanted(engine, caller)?;
         let memory = engine.memory();
-        let small = engine.snapshot().small_bytes();
-        memory.check(memory.used_bytes() + bytes, New { bytes: spec_bytes, held: held + bytes, small })
+        let tiny = engine.snapshot().tiny_bytes();
+        memory.check(memory.used_bytes() + bytes, New { bytes: spec_bytes, held: held + bytes, tiny })
     };
     let mut rows = RowBuf::default();
     let mut built = Prebuilt::build(&collection, &specs, &mut rows, &may_go_on)?;

@@ -72,6 +72,8 @@ pub enum Request {
     Write(Box<Write>, Option<Box<Sighting>>, oneshot::Sender<Result<WriteReply>>),
     /// Change one document, which may have been looked for, and return it.
     FindAndModify(Box<FindAndModify>, Option<Box<Sighting>>, oneshot::Sender<Found>),
+    /// Whether the statement of this number has been carried out.
+    IsDone(Box<Retry>, i32, oneshot::Sender<bool>),
     /// Carry out a part of a statement.
     Portion(Box<Portion>, oneshot::Sender<PortionDone>),
     /// Change collections or indexes; some of the indexes may be built already.
@@ -218,7 +220,7 @@ impl Sequencer {
     /// A sequencer that goes on from there.
     pub fn new(start: Start) -> Sequencer {
         let mut state = start.state;
-        state.tell_small(start.memory.counts_as_small());
+        state.tell_tiny(start.memory.counts_as_tiny());
         start.published.store(Arc::new(state.clone()));
         Sequencer {
             state,
@@ -299,7 +301,7 @@ impl Sequencer {
             return Ok(());
         }
         let held = self.state.collection(ns).map_or(0, |there| state::weight(there));
-        let new = New { bytes: bytes as u64, held, small: self.state.small_bytes() };
+        let new = New { bytes: bytes as u64, held, tiny: self.state.tiny_bytes() };
         self.memory.check(stored, new)?;
         let in_log = batch.encoder.size() as u64 + new.bytes;
         if is_short && !(self.memory.is_small(new) && self.reserve.has(in_log, self.log.room())) {
@@ -349,15 +351,20 @@ impl Sequencer {
         match request {
             Request::Write(write, sighting, to) => {
                 let begun = self.begin(write.ack, batch);
-                let done = begun.and_then(|()| self.write(*write, sighting.as_deref(), batch));
+                let done = begun.and_then(|()| self.write(*write, sighting, batch));
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::Write(to, done)));
             }
             Request::FindAndModify(command, sighting, to) => {
                 let begun = self.begin(command.ack, batch).map_err(WriteError::from);
-                let done = begun.and_then(|()| self.find_and_modify(*command, sighting.as_deref(), batch));
+                let done = begun.and_then(|()| self.find_and_modify(*command, sighting, batch));
                 let share = self.share(done.is_ok(), batch);
                 batch.replies.push((share, Reply::FindAndModify(to, done)));
+            }
+            Request::IsDone(retry, number, to) => {
+                // Another command under this number is told so by the command itself.
+                let is_done = self.recall(&retry, number, batch).is_ok_and(|stored| stored.is_some());
+                let _ = to.send(is_done); // who asks may have gone
             }
             Request::Portion(portion, to) => {
                 let begun = self.begin(portion.ack, batch);
@@ -445,7 +452,12 @@ impl Sequencer {
             to.send(CheckpointData { state: self.state.clone(), sessions, index: self.index, wanted_from }); // the keeper may have gone
     }
 
-    fn write(&mut self, write: Write, sighting: Option<&Sighting>, batch: &mut Batch) -> Result<WriteReply> {
+    fn write(
+        &mut self,
+        write: Write,
+        mut sighting: Option<Box<Sighting>>,
+        batch: &mut Batch,
+    ) -> Result<WriteReply> {
         if let Some(interrupt) = &write.interrupt {
             interrupt.check()?; // it may have waited for long
         }
@@ -472,7 +484,7 @@ impl Sequencer {
                 self.remember(&write.retry, &mut done, batch)?;
             }
             let interrupt = write.interrupt.as_ref();
-            let result = self.statement(one, write.bypass_validation, sighting, interrupt, batch);
+            let result = self.statement(one, write.bypass_validation, sighting.take(), interrupt, batch);
             if let (Err(failed), Some(_)) = (&result, &write.interrupt)
                 && is_interruption(&failed.error)
             {
@@ -500,7 +512,7 @@ impl Sequencer {
         &mut self,
         one: Statement,
         bypass: bool,
-        sighting: Option<&Sighting>,
+        sighting: Option<Box<Sighting>>,
         interrupt: Option<&Interrupt>,
         batch: &mut Batch,
     ) -> Result<Outcome, WriteError> {
@@ -515,7 +527,7 @@ impl Sequencer {
     fn find_and_modify(
         &mut self,
         command: FindAndModify,
-        sighting: Option<&Sighting>,
+        sighting: Option<Box<Sighting>>,
         batch: &mut Batch,
     ) -> Found {
         if let Some(interrupt) = &command.interrupt {

@@ -28,10 +28,10 @@ pub struct State {
     at: Timestamp,
     /// Bytes of documents, index entries and descriptions.
     bytes: u64,
-    /// A collection of fewer bytes counts as small.
-    small: u64,
-    /// Bytes of all small collections together.
-    small_bytes: u64,
+    /// A collection of fewer bytes counts as tiny.
+    tiny: u64,
+    /// Bytes of all tiny collections together.
+    tiny_bytes: u64,
 }
 
 /// A collection that is gone but still has events in the feed's history.
@@ -58,22 +58,22 @@ impl State {
         self.bytes
     }
 
-    /// Bytes of all small collections together.
-    pub fn small_bytes(&self) -> u64 {
-        self.small_bytes
+    /// Bytes of all tiny collections together.
+    pub fn tiny_bytes(&self) -> u64 {
+        self.tiny_bytes
     }
 
-    /// Counts collections of fewer bytes than this as small from now on.
-    pub fn tell_small(&mut self, below: u64) {
-        self.small = below;
-        self.small_bytes =
+    /// Counts collections of fewer bytes than this as tiny from now on.
+    pub fn tell_tiny(&mut self, below: u64) {
+        self.tiny = below;
+        self.tiny_bytes =
             self.collections().map(|collection| weight(collection)).filter(|w| *w < below).sum();
     }
 
     /// Keeps the counts of bytes: a collection counted for `before` and now counts for `after`.
     fn count(&mut self, before: u64, after: u64) {
-        let if_small = |bytes: u64| if bytes < self.small { bytes } else { 0 };
-        self.small_bytes = self.small_bytes + if_small(after) - if_small(before);
+        let if_tiny = |bytes: u64| if bytes < self.tiny { bytes } else { 0 };
+        self.tiny_bytes = self.tiny_bytes + if_tiny(after) - if_tiny(before);
         self.bytes = self.bytes + after - before;
     }
 

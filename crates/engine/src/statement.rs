@@ -15,7 +15,7 @@ use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::scan;
 use crate::sequencer::{Batch, Sequencer};
-use crate::sighting::{Hit, Recalled, Selection, Sighting};
+use crate::sighting::{Hit, Selection, Sighting};
 use rockdove_documents::filter::Filter;
 use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::key::{Direction, encode_key};
@@ -185,7 +185,7 @@ pub fn update(
     seq: &mut Sequencer,
     statement: &UpdateStatement,
     bypass: bool,
-    sighting: Option<&Sighting>,
+    sighting: Option<Box<Sighting>>,
     interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
@@ -241,6 +241,7 @@ fn change(
     let before = info.keeps_images.then(|| hit.doc.clone());
     let (collection, record) = (info.number, hit.record);
     let after = applied.doc;
+    let image_bytes = before.as_ref().map_or(0, |before| before.bytes().len());
     let (effect, in_log) = match applied.description {
         Some(description) => {
             let (key, description) = (key_of(&hit.doc), description.to_doc());
@@ -250,7 +251,7 @@ fn change(
         }
         None => (Effect::Replace { collection, record, doc: after.clone(), before }, after.bytes().len()),
     };
-    seq.check_change(hit.doc.bytes().len(), after.bytes().len(), in_log)?;
+    seq.check_change(hit.doc.bytes().len(), after.bytes().len(), in_log + image_bytes)?;
     Ok(Some(Change { effect, after, value }))
 }
 
@@ -307,7 +308,7 @@ fn put(
 pub fn delete(
     seq: &mut Sequencer,
     statement: &DeleteStatement,
-    sighting: Option<&Sighting>,
+    sighting: Option<Box<Sighting>>,
     interrupt: Option<&Interrupt>,
     batch: &mut Batch,
 ) -> Result<Outcome, WriteError> {
@@ -379,11 +380,13 @@ pub fn portion(seq: &mut Sequencer, portion: &Portion, batch: &mut Batch) -> Res
 pub fn find_and_modify(
     seq: &mut Sequencer,
     command: &FindAndModify,
-    sighting: Option<&Sighting>,
+    sighting: Option<Box<Sighting>>,
     batch: &mut Batch,
 ) -> Result<FindAndModifyReply, WriteError> {
     let interrupt = command.interrupt.as_ref();
-    let hits = during(interrupt, || select(seq, command.selection(), true, sighting))?;
+    let FindAndModify { ns, filter, sort, hint, .. } = command;
+    let selection = Selection { ns, filter, sort: sort.as_ref(), hint: hint.as_ref() };
+    let hits = during(interrupt, || select(seq, selection, true, sighting))?;
     let hit = hits.into_iter().next();
     let found = hit.is_some();
     let shown = |doc: &Doc, positional| match &command.projection {
@@ -484,14 +487,14 @@ fn select(
     seq: &Sequencer,
     selection: Selection<'_>,
     one: bool,
-    sighting: Option<&Sighting>,
+    sighting: Option<Box<Sighting>>,
 ) -> Result<Vec<Hit>> {
     let Selection { ns, filter, sort, hint } = selection;
     let Some(collection) = seq.state.collection(ns) else { return Ok(vec![]) };
     if let Some(sighting) = sighting
-        && let Recalled::Found(hit) = sighting.recall(collection, selection)?
+        && let Some(hits) = sighting.recall(collection, selection, one)?
     {
-        return Ok(hit.into_iter().collect());
+        return Ok(hits);
     }
     let scan = scan::start(collection, filter, sort, hint)?;
     let take_first = one && (sort.is_none() || scan.in_order());

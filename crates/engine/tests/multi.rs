@@ -2,6 +2,7 @@
 
 mod support;
 
+use rockdove_documents::expr::Surroundings;
 use rockdove_documents::interrupt::Interrupt;
 use rockdove_documents::{Doc, Error, Owned, Value, code, doc};
 use rockdove_engine::{
@@ -24,6 +25,10 @@ async fn filled() -> Engine {
 
 fn updated(matched: u64, modified: u64) -> Outcome {
     Outcome::Updated { matched, modified, upserted: None }
+}
+
+fn upserted(id: &str) -> Outcome {
+    Outcome::Updated { matched: 0, modified: 0, upserted: Some(Owned::String(id.into())) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,7 +208,7 @@ async fn others_write_while_one_document_is_looked_for() {
     let last = |n: i32| doc! { "n": 3, "k": { "$lt": 1 }, "_id": { "$mod": [COUNT, COUNT - n] } };
     let set = || doc! { "$set": { "k": 1 } };
     let retry = Some(Retry { session: vec![1].into(), number: 1, statements: vec![] });
-    let ways: [(Vec<Statement>, Option<Retry>, Vec<Outcome>); 4] = [
+    let ways: [(Vec<Statement>, Option<Retry>, Vec<Outcome>); 5] = [
         (vec![statement_update(&ns(), last(1), set(), false, false)], retry, vec![updated(1, 1)]),
         (vec![delete_one(last(1))], None, vec![Outcome::Deleted { count: 0 }]),
         (
@@ -217,6 +222,17 @@ async fn others_write_while_one_document_is_looked_for() {
             vec![Outcome::Inserted, Outcome::Deleted { count: 1 }, updated(1, 1), Outcome::Inserted],
         ),
         (vec![statement_update(&ns(), doc! { "k": 2 }, set(), false, true)], None, vec![updated(1, 1)]),
+        (
+            vec![statement_update(
+                &ns(),
+                doc! { "n": 7 },
+                doc! { "$setOnInsert": { "_id": "c" } },
+                true,
+                true,
+            )],
+            None,
+            vec![upserted("c")],
+        ),
     ];
     for (statements, retry, expected) in ways {
         let meanwhile = Arc::new(Meanwhile::default());
@@ -269,6 +285,60 @@ async fn a_write_in_parts_is_one_to_its_caller() {
     let failed: Vec<_> = results.iter().map(Result::is_err).collect();
     assert_eq!(failed, [false, true, false, true, false]);
     assert!(find(&engine, &ns, doc! { "n": 8 }).is_empty());
+    let wrong = Surroundings::default().parse_filter(
+        doc! { "$expr": { "$gt": [{ "$divide": [1, { "$subtract": ["$_id", 3999] }] }, 1] } }.raw(),
+    );
+    let mut failing = statement_update(&ns, none(), set(8), false, false);
+    if let Statement::Update(update) = &mut failing {
+        update.filter = wrong.unwrap();
+    }
+    let last = || statement_insert(&ns, doc! { "_id": "last" });
+    let reply =
+        bounded(engine.write(write_of(vec![delete_one(doc! { "_id": "new" }), failing, last()]))).await;
+    let failed: Vec<_> = reply.unwrap().results.iter().map(Result::is_err).collect();
+    assert_eq!(failed, [false, true], "it fails in its place");
     let twice = Retry { statements: vec![1, 2, 3, 4, 1], number: 2, ..retry };
     assert_eq!(write_retryable(&engine, statements(), twice).await.unwrap_err().code.number, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_in_parts_is_as_lasting_as_it_asks_for() {
+    let engine = filled().await;
+    let plain = Write { ack: Ack::SYNCED, ..write_of(vec![statement_insert(&ns(), doc! { "_id": "a" })]) };
+    let expected = bounded(engine.write(plain)).await.unwrap().receipt.acked;
+    let long = || delete_one(doc! { "n": 9 });
+    let twice = || statement_insert(&ns(), doc! { "_id": "a" });
+    for statements in
+        [vec![long()], vec![long(), long()], vec![long(), twice()], vec![long(), twice(), long()], vec![]]
+    {
+        let write = Write { ack: Ack::SYNCED, ..write_of(statements) };
+        assert_eq!(bounded(engine.write(write)).await.unwrap().receipt.acked, expected);
+    }
+    assert_ne!(expected, engine.write(write_of(vec![])).await.unwrap().receipt.acked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repetition_is_known_before_anything_is_looked_for() {
+    let engine = filled().await;
+    let take = |interrupt| FindAndModify {
+        ns: ns(),
+        filter: filter(doc! { "n": 3, "k": { "$lt": 1 }, "_id": { "$mod": [COUNT, COUNT - 1] } }),
+        sort: None,
+        action: Modify::Remove,
+        projection: None,
+        hint: None,
+        retry: Some(Retry { session: vec![1].into(), number: 1, statements: vec![] }),
+        ack: Ack::WRITTEN,
+        bypass_validation: false,
+        interrupt,
+    };
+    assert!(bounded(engine.find_and_modify(take(None))).await.unwrap().found);
+    // The sequencer asks once before it does anything.
+    let asked = AtomicUsize::new(0);
+    let once = Interrupt::new(move || match asked.fetch_add(1, Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => Err(Error::new(code::INTERRUPTED, "it was looked for")),
+    });
+    let again = bounded(engine.find_and_modify(take(Some(once)))).await.unwrap();
+    assert!(again.found && again.retried);
 }

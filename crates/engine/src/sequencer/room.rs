@@ -24,7 +24,7 @@ fn ns(name: &str) -> Namespace {
 fn within(limit_bytes: u64) -> Sequencer {
     let mut sequencer = on(Box::new(MemoryLog::default()), Arc::default(), Valuation::default());
     sequencer.memory = Arc::new(Memory::new(limit_bytes, 75, 90));
-    sequencer.state.tell_small(sequencer.memory.counts_as_small());
+    sequencer.state.tell_tiny(sequencer.memory.counts_as_tiny());
     sequencer
 }
 
@@ -108,7 +108,10 @@ fn a_full_memory_takes_small_documents_up_to_the_last_mark() {
     let many = (0..).take_while(|n| fill(&mut sequencer, &format!("c{n}"), 1000, MEMORY) > 0).count();
     assert!(many > 5);
     let stored = sequencer.stored_bytes() * 100 / LIMIT;
-    assert!((95..=96).contains(&stored), "{stored}: many small ones do not pass the last mark");
+    assert!(
+        (95..=100).contains(&stored),
+        "{stored}: many small ones pass the last mark by what is for tiny ones"
+    );
     let create = Definition::Create { ns: ns("late"), options: doc! {} };
     assert_eq!(define(&mut sequencer, create), MEMORY);
     assert_eq!(define(&mut sequencer, index("nodes")), MEMORY);
@@ -118,11 +121,11 @@ fn a_full_memory_takes_small_documents_up_to_the_last_mark() {
     assert_eq!(write(&mut sequencer, insert("queue", 1, LARGE)), None);
 }
 
-/// The bytes of small collections, counted anew.
-fn small_bytes(sequencer: &Sequencer) -> u64 {
+/// The bytes of tiny collections, counted anew.
+fn tiny_bytes(sequencer: &Sequencer) -> u64 {
     let mut state = sequencer.state.clone();
-    state.tell_small(sequencer.memory.counts_as_small());
-    state.small_bytes()
+    state.tell_tiny(sequencer.memory.counts_as_tiny());
+    state.tiny_bytes()
 }
 
 #[test]
@@ -135,17 +138,17 @@ fn locks_and_nodes_come_in_however_much_marks_have_added() {
     }
     assert!(sequencer.stored_bytes() * 100 / LIMIT > 110);
     is_drained(&mut sequencer);
-    assert_eq!(sequencer.state.small_bytes(), small_bytes(&sequencer));
+    assert_eq!(sequencer.state.tiny_bytes(), tiny_bytes(&sequencer));
     let many = (0..).take_while(|n| fill(&mut sequencer, &format!("c{n}"), 1000, MEMORY) > 0).count();
     assert!(many > 5);
-    assert_eq!(sequencer.state.small_bytes() * 100 / LIMIT, 5, "small ones have their part and no more");
+    assert_eq!(sequencer.state.tiny_bytes() * 100 / LIMIT, 5, "tiny ones have their part and no more");
     assert_eq!(write(&mut sequencer, delete("queue", doc! {})), None);
-    assert_eq!(sequencer.state.small_bytes(), small_bytes(&sequencer));
+    assert_eq!(sequencer.state.tiny_bytes(), tiny_bytes(&sequencer));
     for collection in sequencer.state.clone().collections() {
         let drop = Definition::Drop { ns: collection.info.ns.clone() };
         assert_eq!(define(&mut sequencer, drop), None);
     }
-    assert_eq!((sequencer.state.small_bytes(), sequencer.stored_bytes()), (0, 0));
+    assert_eq!((sequencer.state.tiny_bytes(), sequencer.stored_bytes()), (0, 0));
 }
 
 #[test]
@@ -161,6 +164,11 @@ fn large_changes_are_refused_where_new_documents_are() {
     assert_eq!(write(&mut sequencer, set(LARGE + 4000)), None);
     assert_eq!(write(&mut sequencer, set(LARGE + 9000)), MEMORY);
     assert_eq!(define(&mut sequencer, modify(5000)), MEMORY);
+    let both = doc! { "index": { "name": "_id_", "hidden": true }, "validator": { "z": "z".repeat(5000) } };
+    assert_eq!(define(&mut sequencer, Definition::Modify { ns: ns("queue"), changes: both }), MEMORY);
+    let hidden =
+        |sequencer: &Sequencer| sequencer.state.collection(&ns("queue")).unwrap().indexes()[0].spec.hidden;
+    assert!(!hidden(&sequencer), "all or nothing");
     assert_eq!(define(&mut sequencer, modify(10)), None);
     assert_eq!(write(&mut sequencer, set(LARGE / 2)), None, "it gives something back");
     let stored = sequencer.stored_bytes();

@@ -900,7 +900,10 @@ async fn validators_may_have_expressions() {
     let mut peer = Peer::connect(&server());
     let create = |validator: Doc| doc! { "create": "v", "validator": validator, "$db": "db" };
     assert_eq!(peer.code(&create(doc! { "$expr": { "$lt": ["$at", "$$NOW"] } })).await, 115);
-    peer.good(&create(doc! { "$expr": { "$lt": ["$from", "$to"] } })).await;
+    peer.good(&create(doc! { "$expr": { "$lt": ["$from", "$to"] }, "text": { "$ne": "$$NOW" } })).await;
+    let modify =
+        doc! { "collMod": "v", "validator": { "$expr": { "$lt": ["$at", "$$CLUSTER_TIME"] } }, "$db": "db" };
+    assert_eq!(peer.code(&modify).await, 115);
     for (from, code) in [(1, None), (3, Some(121))] {
         let insert = doc! { "insert": "v", "documents": [{ "from": from, "to": 2 }], "$db": "db" };
         let reply = peer.run(&insert).await;
