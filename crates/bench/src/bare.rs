@@ -10,11 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// A reply to a write, as long as ours.
-const REPLY_BYTES: usize = 170;
-/// A batch with one event, as long as ours.
-const EVENT_BYTES: usize = 1073;
 const NUMBER: i64 = 1;
+
+/// How long its frames are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lengths {
+    /// A reply to an insert.
+    pub reply: usize,
+    /// A batch with one event.
+    pub event: usize,
+}
 
 /// A server that runs until it is dropped.
 pub struct Bare {
@@ -24,14 +29,15 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Starts it on a free port.
-    pub fn start() -> Result<Bare> {
+    /// Starts it on a free port, for so many clients.
+    pub fn start(clients: usize, lengths: Lengths) -> Result<Bare> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
         let (address, stop) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
         let stopped = stop.clone();
-        let thread =
-            std::thread::Builder::new().name("bare".into()).spawn(move || serve(&listener, &stopped))?;
+        let thread = std::thread::Builder::new()
+            .name("bare".into())
+            .spawn(move || serve(&listener, clients, lengths, &stopped))?;
         Ok(Bare { address, stop, thread: Some(thread) })
     }
 
@@ -62,23 +68,22 @@ fn padded(bytes: usize, with: impl Fn(&str) -> Doc) -> Vec<u8> {
     frame(&with(&"x".repeat(bytes.saturating_sub(least))))
 }
 
-fn serve(listener: &TcpListener, stop: &AtomicBool) -> Result<()> {
-    let reply = padded(REPLY_BYTES, |pad| doc! { "n": 1, "ok": 1.0, "pad": pad });
+fn serve(listener: &TcpListener, clients_max: usize, lengths: Lengths, stop: &AtomicBool) -> Result<()> {
+    let reply = padded(lengths.reply, |pad| doc! { "n": 1, "ok": 1.0, "pad": pad });
     let cursor = frame(&doc! { "cursor": { "id": NUMBER, "firstBatch": [] }, "ok": 1.0 });
     let batch = |pad: &str| doc! { "cursor": { "id": NUMBER, "nextBatch": [{ "pad": pad }] }, "ok": 1.0 };
-    let event = padded(EVENT_BYTES, batch);
+    let event = padded(lengths.event, batch);
     let mut clients: Vec<Client> = Vec::new();
     let mut part = vec![0; 16 << 10];
     while !stop.load(Ordering::Relaxed) {
-        if clients.len() < 2
+        if clients.len() < clients_max
             && let Ok((stream, _)) = listener.accept()
         {
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
             clients.push(Client { stream, received: Vec::new(), waits: false });
         }
-        let mut happened = false;
-        let mut gone = None;
+        let (mut wrote, mut gone) = (None, None);
         for (place, client) in clients.iter_mut().enumerate() {
             match client.stream.read(&mut part) {
                 Ok(0) => gone = Some(place),
@@ -93,16 +98,18 @@ fn serve(listener: &TcpListener, stop: &AtomicBool) -> Result<()> {
                 match &request[26..] {
                     name if name.starts_with(b"getMore\0") => client.waits = true,
                     name if name.starts_with(b"aggregate\0") => client.stream.write_all(&cursor)?,
-                    name => {
-                        happened |= name.starts_with(b"insert\0");
-                        client.stream.write_all(&reply)?;
-                    }
+                    name if name.starts_with(b"insert\0") => wrote = Some(place),
+                    _ => client.stream.write_all(&reply)?,
                 }
             }
         }
-        for client in clients.iter_mut().filter(|client| happened && client.waits) {
-            client.stream.write_all(&event)?;
-            client.waits = false;
+        if let Some(writer) = wrote {
+            // What is waited for first.
+            for client in clients.iter_mut().filter(|client| client.waits) {
+                client.stream.write_all(&event)?;
+                client.waits = false;
+            }
+            clients[writer].stream.write_all(&reply)?;
         }
         gone.map(|place| clients.remove(place));
     }
@@ -116,7 +123,8 @@ mod tests {
 
     #[test]
     fn it_replies_as_a_server_would() {
-        let bare = Bare::start().unwrap();
+        let lengths = Lengths { reply: 170, event: 1073 };
+        let bare = Bare::start(2, lengths).unwrap();
         let (mut writer, mut stream) =
             (Raw::connect(bare.address()).unwrap(), Raw::connect(bare.address()).unwrap());
         writer.run(&doc! { "hello": 1 }).unwrap();
@@ -126,10 +134,10 @@ mod tests {
             stream.send(&frame(&doc! { "getMore": NUMBER, "collection": "c" })).unwrap();
             writer.run(&doc! { "ping": 1 }).unwrap();
             let reply = writer.run(&doc! { "insert": "c" }).unwrap();
-            assert_eq!(frame(&reply).len(), REPLY_BYTES);
+            assert_eq!(frame(&reply).len(), lengths.reply);
             stream.receive().unwrap();
             let event = stream.good().unwrap();
-            assert_eq!((cursor(&event).unwrap().1.len(), frame(&event).len()), (1, EVENT_BYTES));
+            assert_eq!((cursor(&event).unwrap().1.len(), frame(&event).len()), (1, lengths.event));
         }
     }
 }

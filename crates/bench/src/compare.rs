@@ -2,7 +2,7 @@
 //!
 //! The client is [`Raw`]: a driver's own work would hide what differs, and not every peer takes every driver.
 
-use crate::bare::Bare;
+use crate::bare::{Bare, Lengths};
 use crate::message::message;
 use crate::quantile::median;
 use crate::raw::{Raw, cursor, first_host, frame};
@@ -48,7 +48,8 @@ pub fn servers(ours: &str, theirs: &str, exchanges: usize, awake: bool) -> Resul
             own.push(ours.median(exchange, exchanges)?);
             other.push(theirs.median(exchange, exchanges)?);
             if matches!(exchange, Exchange::Insert | Exchange::Event) {
-                let bare = Bare::start()?;
+                let clients = if matches!(exchange, Exchange::Event) { 2 } else { 1 };
+                let bare = Bare::start(clients, ours.lengths)?;
                 least.push(Peer::connect(bare.address(), awake)?.median(exchange, exchanges)?);
             }
         }
@@ -57,8 +58,13 @@ pub fn servers(ours: &str, theirs: &str, exchanges: usize, awake: bool) -> Resul
         report.add(format!("{name}: p50 theirs"), other * 1e6, "us", Target::None);
         report.add(format!("{name}: p50 ours / theirs"), own / other, "x", Target::AtMost(limit));
         if least.is_finite() {
-            report.add(format!("{name}: p50 of fixed replies / theirs"), least / other, "x", Target::None);
-            report.add(format!("{name}: p50 ours / fixed replies"), own / least, "x", Target::None);
+            report.add(
+                format!("{name}: p50 of fixed replies (busy) / theirs"),
+                least / other,
+                "x",
+                Target::None,
+            );
+            report.add(format!("{name}: p50 ours / fixed replies (busy)"), own / least, "x", Target::None);
         }
     }
     Ok(report)
@@ -71,6 +77,8 @@ struct Peer {
     connection: Raw,
     /// Documents inserted so far: the number of the next one.
     inserted: u64,
+    /// Those of its last replies.
+    lengths: Lengths,
 }
 
 impl Peer {
@@ -79,7 +87,7 @@ impl Peer {
         // A database that is not there may be an error, by the protocol; what must not stay is told by the inserts.
         connection.send(&frame(&doc! { "dropDatabase": 1, "$db": DATABASE }))?;
         connection.receive()?;
-        Ok(Peer { address, awake, connection, inserted: 0 })
+        Ok(Peer { address, awake, connection, inserted: 0, lengths: Lengths::default() })
     }
 
     fn next_document(&mut self) -> Doc {
@@ -115,9 +123,15 @@ impl Peer {
                     let spent = stream.answer(started)?;
                     self.connection.receive()?;
                     self.connection.good()?;
+                    self.lengths =
+                        Lengths { reply: self.connection.length(), event: stream.connection.length() };
                     spent
                 }
-                (Exchange::Insert, _) => self.timed(&insert)?.0,
+                (Exchange::Insert, _) => {
+                    let spent = self.timed(&insert)?.0;
+                    self.lengths.reply = self.connection.length();
+                    spent
+                }
                 (Exchange::Find, _) => {
                     self.connection.run(&insert)?;
                     let find = doc! {

@@ -79,6 +79,11 @@ impl Raw {
         if is_early || error.kind() == ErrorKind::Interrupted { Ok(()) } else { Err(error.into()) }
     }
 
+    /// The length of the frame received last.
+    pub fn length(&self) -> usize {
+        self.reply.len()
+    }
+
     /// The document of the frame received last.
     pub fn document(&self) -> Result<Doc> {
         let bytes = self.reply.get(MSG_HEAD_BYTES..).context("a reply without a document")?;
