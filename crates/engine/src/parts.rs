@@ -27,8 +27,8 @@ pub async fn write(engine: &Engine, turns: &Arc<Semaphore>, mut write: Write) ->
     }
     let statements = std::mem::take(&mut write.statements);
     let left = statements.len();
-    let mut parts =
-        Parts { engine, turns, whole: write, left, together: vec![], is_settled: false, reply: None };
+    let reply = WriteReply::none(engine.operation_time());
+    let mut parts = Parts { engine, turns, whole: write, left, together: vec![], is_settled: false, reply };
     for statement in statements {
         if !parts.take(statement).await? {
             break;
@@ -49,7 +49,7 @@ struct Parts<'e> {
     /// Whether a part has asked for what the whole asks for.
     is_settled: bool,
     /// What became of those that were carried out.
-    reply: Option<WriteReply>,
+    reply: WriteReply,
 }
 
 impl Parts<'_> {
@@ -92,7 +92,7 @@ impl Parts<'_> {
     }
 
     fn done(&self) -> usize {
-        self.reply.as_ref().map_or(0, |reply| reply.results.len())
+        self.reply.results.len()
     }
 
     async fn send_together(&mut self) -> Result<bool> {
@@ -117,10 +117,8 @@ impl Parts<'_> {
     /// Takes in what became of a part; whether to go on.
     fn add(&mut self, part: WriteReply) -> bool {
         let has_failed = part.results.iter().any(Result::is_err);
-        self.reply = Some(match self.reply.take() {
-            Some(before) => before.joined(part),
-            None => part,
-        });
+        let before = std::mem::replace(&mut self.reply, WriteReply::none(part.at));
+        self.reply = before.joined(part);
         !(has_failed && self.whole.ordered)
     }
 
@@ -130,6 +128,6 @@ impl Parts<'_> {
             self.left = 0; // nothing more is carried out
             self.send(vec![], None).await?;
         }
-        Ok(self.reply.unwrap_or_else(|| WriteReply::none(self.engine.operation_time())))
+        Ok(self.reply)
     }
 }

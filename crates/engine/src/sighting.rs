@@ -175,7 +175,8 @@ async fn is_done(engine: &Engine, retry: Option<(&Retry, i32)>) -> Result<bool> 
     engine.ask(|to| Request::IsDone(retry, number, to)).await
 }
 
-/// Looks through the newest snapshot until little has changed since. `None` if others are always quicker.
+/// Looks through the newest snapshot and catches up until little has changed since, or others are always quicker: the
+/// sequencer has the rest then. `None` if the collection has gone.
 fn see(engine: &Engine, selection: Selection<'_>) -> Result<Option<Sighting>> {
     let mut seen: Option<Sighting> = None;
     for _ in 0..ROUNDS_MAX {
@@ -191,7 +192,7 @@ fn see(engine: &Engine, selection: Selection<'_>) -> Result<Option<Sighting>> {
             None => seen = Some(Sighting::new(collection, selection)?),
         }
     }
-    Ok(None)
+    Ok(seen)
 }
 
 impl Sighting {
