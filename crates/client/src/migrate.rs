@@ -43,7 +43,7 @@ use std::time::Duration;
 pub const MIGRATION_ID: &str = "rockdove-migration";
 /// That lock's life; each pass prolongs it.
 const GUARD_MS: i64 = 60_000;
-/// How long releasing it may take, and withdrawing what was asked.
+/// How long withdrawing what was asked may take, and then releasing it.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// Documents read at a time, and in one pass.
 const PAGE: usize = 500;
@@ -173,7 +173,7 @@ impl Migration {
         match migration.prepare().await {
             Ok(()) => Ok(migration),
             Err(error) => {
-                migration.bus.shutdown().await;
+                migration.stop().await;
                 Err(error)
             }
         }
@@ -231,24 +231,26 @@ impl Migration {
     /// Ends it: another run may go on.
     pub async fn stop(self) {
         let (node, locks) = (self.node(), self.from.locks(""));
-        let own = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
-        if let Err(error) = node.leaving(STOP_LIMIT, node.backend.delete(&locks, own)).await {
-            tracing::warn!(%error, "the migration's lock was not released; it expires within a minute");
-        }
         if self.mode == Mode::Bridge
             && let Err(error) = node.leaving(STOP_LIMIT, self.take_answers()).await
         {
             tracing::debug!(%error, "answers to the migration stay until they expire");
         }
         self.bus.shutdown().await;
+        // Last: who has the lock has the id, and what comes for it.
+        let own = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
+        if let Err(error) = node.leaving(STOP_LIMIT, node.backend.delete(&locks, own)).await {
+            tracing::warn!(%error, "the migration's lock was not released; it expires within a minute");
+        }
     }
 
-    /// Asks nobody any more, and removes the answers that came too late for it.
+    /// Asks nobody any more, and removes the answers that came too late for it. Those to migrations of other queues may be
+    /// in the same collection.
     async fn take_answers(&self) -> BackendResult<()> {
         let node = self.node();
         node.abort_loops();
-        registry::withdraw(node).await?;
-        let answers = doc! { "recipients": MIGRATION_ID, "in_answer_to": { "$ne": null } };
+        registry::withdraw(node, Duration::ZERO).await?;
+        let answers = doc! { "recipients": MIGRATION_ID, "in_answer_to": { "$in": node.registry.asked() } };
         node.backend.delete(&node.mailbox, answers).await.map(drop)
     }
 
@@ -354,8 +356,9 @@ impl Migration {
             return Ok(());
         };
         let Some(id) = message.id.clone() else { return Ok(()) };
-        // What has expired is left to the server, and so is what a migration asked that was killed.
-        if message.is_expired(self.node().now_ms()) || message.sender == MIGRATION_ID {
+        // What has expired is left to the server, and so is what a migration asked that was killed, and what it was told.
+        let is_told = !message.is_broadcast() && message.recipients.iter().all(|id| id == MIGRATION_ID);
+        if message.is_expired(self.node().now_ms()) || message.sender == MIGRATION_ID || is_told {
             return Ok(());
         }
         match (message.is_broadcast(), message.exclusive) {

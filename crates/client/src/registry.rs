@@ -1,7 +1,8 @@
 //! What other nodes are there, and what they listen to: learnt by asking, kept in memory only.
 //!
-//! A broadcast on the status topic asks; each node's status answer names its topics. A question is withdrawn when the
-//! next one is asked, and at the end: nobody would hear later answers. A node is active while it answered lately and
+//! A broadcast on the status topic asks; each node's status answer names its topics. A question is withdrawn once the
+//! next one is asked and the interval is over, and at the end: who comes to it later would answer in vain. Who has taken it
+//! by then still answers, and what nobody hears stays until it expires. A node is active while it answered lately and
 //! listens to something. A sender may have its messages checked against this knowledge; what it
 //! does not know makes it ask at once.
 //!
@@ -15,11 +16,11 @@ use crate::error::SendError;
 use crate::mailbox;
 use crate::node::Node;
 use crate::phase::Phase;
-use bson::doc;
+use bson::{Bson, doc};
 use parking_lot::Mutex;
 use rockdove_messages::status::{DISCOVERY_TEXT, DISCOVERY_VALUE, listened_topics};
-use rockdove_messages::{Message, RegistryCheck, SELF};
-use std::collections::{BTreeMap, BTreeSet};
+use rockdove_messages::{Message, MessageId, RegistryCheck, SELF};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
@@ -32,7 +33,11 @@ const NO_NEWS: Duration = Duration::from_secs(1);
 /// After the first news, a failed check waits this long for more.
 const SETTLE: Duration = Duration::from_millis(250);
 
-/// How long withdrawing the last question may take.
+/// A question's life, and that of each answer to it.
+const LIFE: Duration = Duration::from_secs(30);
+/// Most questions remembered; what is forgotten expires.
+const ASKED_MAX: usize = 1000;
+/// How long withdrawing the last questions may take.
 const RETIRE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A node as the registry knows it.
@@ -51,10 +56,19 @@ struct Entry {
     seen: Instant,
 }
 
+/// A question that was asked lately.
+struct Asked {
+    id: MessageId,
+    at: Instant,
+    withdrawn: bool,
+}
+
 /// The knowledge of one bus.
 pub(crate) struct Registry {
     timeout: Duration,
     nodes: Mutex<BTreeMap<String, Entry>>,
+    /// The questions to which answers may still be there, oldest first.
+    asked: Mutex<VecDeque<Asked>>,
     /// Counts the answers.
     news: watch::Sender<u64>,
     /// Somebody wants to know now.
@@ -68,6 +82,7 @@ impl Registry {
         Self {
             timeout,
             nodes: Mutex::default(),
+            asked: Mutex::default(),
             news: watch::Sender::default(),
             wanted: Notify::new(),
             in_vain: Mutex::default(),
@@ -87,6 +102,21 @@ impl Registry {
             }
         }
         self.news.send_modify(|count| *count += 1);
+    }
+
+    /// Remembers a question before it is asked, and forgets those that are no more, nor answers to them.
+    fn remember(&self, id: MessageId) {
+        let mut asked = self.asked.lock();
+        asked.retain(|one| clock::since(one.at) < 2 * LIFE);
+        if asked.len() >= ASKED_MAX {
+            asked.pop_front();
+        }
+        asked.push_back(Asked { id, at: clock::now(), withdrawn: false });
+    }
+
+    /// The questions this node asked lately.
+    pub(crate) fn asked(&self) -> Vec<Bson> {
+        self.asked.lock().iter().map(|one| one.id.to_bson()).collect()
     }
 
     /// Forgets who did not answer for too long.
@@ -126,21 +156,28 @@ pub(crate) async fn discover(node: Arc<Node>) {
     let bus = Bus::of(node.clone());
     let interval = node.settings.heartbeat_interval;
     loop {
-        if let Err(error) = withdraw(&node).await {
-            tracing::debug!(node.me, %error, "an earlier question was not withdrawn; it expires");
-        }
+        let id = MessageId::generate();
         let ask = Message::new(node.settings.status_info_topic.clone())
+            .with_id(id.clone())
             .msg(DISCOVERY_TEXT)
             .value(DISCOVERY_VALUE)
-            .ttl(Duration::from_secs(30));
+            .ttl(LIFE);
+        node.registry.remember(id);
         match bus.request_stream(ask, interval).await {
             Ok(mut answers) => {
                 // The answers are noted where they arrive; here they are only taken, until it is time to ask again.
                 let take = async { while let Some(Ok(_)) = answers.next().await {} };
+                let tidy = async {
+                    if let Err(error) = withdraw(&node, interval).await {
+                        tracing::debug!(node.me, %error, "earlier questions were not withdrawn");
+                    }
+                    std::future::pending::<()>().await;
+                };
                 tokio::select! {
                     biased;
                     () = take => {}
                     () = node.registry.wanted.notified() => {}
+                    () = tidy => {}
                 }
             }
             Err(error) => {
@@ -160,20 +197,33 @@ pub(crate) async fn discover(node: Arc<Node>) {
     }
 }
 
-/// Withdraws the last question.
+/// Withdraws what is left of the questions.
 pub(crate) async fn retire(node: &Node) {
     if node.settings.registry
-        && let Err(error) = node.leaving(RETIRE_LIMIT, withdraw(node)).await
+        && let Err(error) = node.leaving(RETIRE_LIMIT, withdraw(node, Duration::ZERO)).await
     {
-        tracing::debug!(node.me, %error, "the last question was not withdrawn; it expires");
+        tracing::debug!(node.me, %error, "the last questions were not withdrawn; they expire");
     }
 }
 
-/// Removes this node's questions: who has not seen them yet would answer nobody.
-pub(crate) async fn withdraw(node: &Node) -> BackendResult<u64> {
-    let topic = &node.settings.status_info_topic;
-    let own = doc! { "sender": &node.me, "topic": topic, "msg": DISCOVERY_TEXT, "value": DISCOVERY_VALUE };
-    node.backend.delete(&node.names.broadcast(topic), own).await
+/// Removes the questions of this node that are `age` old; those of another one with its id stay.
+pub(crate) async fn withdraw(node: &Node, age: Duration) -> BackendResult<()> {
+    let is_due = |one: &Asked| !one.withdrawn && clock::since(one.at) >= age;
+    let due: Vec<MessageId> = {
+        let asked = node.registry.asked.lock();
+        asked.iter().filter(|one| is_due(one)).map(|one| one.id.clone()).collect()
+    };
+    if due.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<Bson> = due.iter().map(MessageId::to_bson).collect();
+    let collection = node.names.broadcast(&node.settings.status_info_topic);
+    node.backend.delete(&collection, doc! { "_id": { "$in": ids } }).await?;
+    let mut asked = node.registry.asked.lock();
+    for one in asked.iter_mut().filter(|one| due.contains(&one.id)) {
+        one.withdrawn = true;
+    }
+    Ok(())
 }
 
 /// Checks that somebody would receive the message, as the settings say.

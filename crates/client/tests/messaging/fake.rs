@@ -83,6 +83,8 @@ struct State {
     feeds: Vec<OpenFeed>,
     faults: VecDeque<Fault>,
     calls: HashMap<String, usize>,
+    /// Of each call the number of the last one, among all.
+    last: HashMap<String, usize>,
     /// Whether a lock and a mark can be one call.
     claims: bool,
     /// What is stored just before the next drop, and whether it is there when the collection is dropped.
@@ -309,6 +311,11 @@ impl Fake {
         self.state.lock().calls.get(&format!("{call} {collection}")).copied().unwrap_or(0)
     }
 
+    /// When it was called last, as a number that grows with each call.
+    pub fn last(&self, call: &str, collection: &str) -> Option<usize> {
+        self.state.lock().last.get(&format!("{call} {collection}")).copied()
+    }
+
     pub fn has_index(&self, collection: &str, name: &str) -> bool {
         let state = self.state.lock();
         let specs = state.specs.get(collection).into_iter().flatten();
@@ -378,6 +385,8 @@ impl Fake {
     ) -> BoxFuture<'static, BackendResult<T>> {
         let mut state = self.state.lock();
         *state.calls.entry(format!("{call} {collection}")).or_default() += 1;
+        let number = state.calls.values().sum();
+        state.last.insert(format!("{call} {collection}"), number);
         let due = |fault: &Fault| fault.call == call && fault.collection == collection;
         let fault = state.faults.iter().position(due).and_then(|place| state.faults.remove(place));
         let result = match fault {

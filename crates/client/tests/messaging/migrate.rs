@@ -4,7 +4,7 @@ use crate::fake::{Fake, Fault, eventually, in_time};
 use bson::doc;
 use parking_lot::Mutex;
 use rockdove::backend::{Backend, BackendErrorKind};
-use rockdove::migrate::{MIGRATION_ID, MigrateError, Migration, Mode};
+use rockdove::migrate::{MIGRATION_ID, MigrateError, Migration, Mode, Progress};
 use rockdove::{Bus, Layout, Message, MessageId, Settings};
 use rockdove_messages::Names;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ async fn start(fake: &Fake, to: Layout, mode: Mode) -> Result<Migration, Migrate
 }
 
 /// Passes until it is done.
-async fn finish(mut migration: Migration) -> rockdove::migrate::Progress {
+async fn finish(mut migration: Migration) -> Progress {
     let run = async {
         while !migration.pass().await.unwrap().done {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -269,26 +269,40 @@ async fn a_bridge_leaves_no_questions_and_no_answers() {
         let questions = || fake.all(&asked).iter().filter(|one| by_it(one)).count();
         eventually("it asks", || questions() > 0).await;
         eventually("it is answered", || fake.calls("insert", &mailbox) > 0).await;
-        let late = doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info", "sender": "new",
-        "recipients": [MIGRATION_ID], "in_answer_to": MessageId::generate().to_bson(), "processed_by": []};
-        fake.store(&mailbox, late);
+        let answer = |request: &bson::Bson| {
+            doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info", "sender": "new",
+            "recipients": [MIGRATION_ID], "in_answer_to": request, "processed_by": []}
+        };
+        let question = fake.all(&asked).into_iter().find(by_it).unwrap();
+        fake.store(&mailbox, answer(question.get("_id").unwrap()));
+        // A migration of another queue asked, too.
+        let other = answer(&MessageId::generate().to_bson());
+        fake.store(&mailbox, other.clone());
         in_time("stopped", bridge.stop()).await;
         assert_eq!(questions(), 0, "{to:?}");
-        assert_eq!(fake.all(&mailbox), [], "{to:?}");
+        assert_eq!(fake.all(&mailbox), [other], "{to:?}");
+        // Who comes next is let in when nothing more is removed.
+        let released = fake.last("delete", "msg_lck");
+        assert!(released > fake.last("delete", &mailbox) && released > fake.last("delete", &asked), "{to:?}");
     }
 }
 
-/// A bridge to the DualChannel layout was killed: what it asked is in the base collection, and no message of the queue.
+/// A bridge to the DualChannel layout was killed: what it asked, and what it was told, is in the base collection, and no
+/// message of the queue.
 #[tokio::test]
 async fn what_a_killed_migration_asked_is_not_moved() {
     let fake = Fake::default();
     let question = doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info",
     "sender": MIGRATION_ID, "recipients": null, "processed_by": []};
+    let answer = doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info", "sender": "old",
+    "recipients": [MIGRATION_ID], "in_answer_to": question.get("_id"), "processed_by": []};
     fake.store("msg", question);
+    fake.store("msg", answer);
     for mode in [Mode::Bridge, Mode::Drain] {
         let mut migration = start(&fake, Layout::MultiCollection, mode).await.unwrap();
         let progress = migration.pass().await.unwrap();
-        assert_eq!((progress.moved, progress.copied, progress.left), (0, 0, 0), "{mode:?}");
+        let Progress { moved, copied, waiting, left, .. } = progress;
+        assert_eq!((*moved, *copied, *waiting, *left), (0, 0, 0, 0), "{mode:?}");
         migration.stop().await;
     }
 }
