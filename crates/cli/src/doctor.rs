@@ -2,10 +2,9 @@
 
 use crate::connection::{Queue, duration};
 use crate::exit::{self, Exit};
-use crate::output::counted;
 use clap::Parser;
 use rockdove::Layout;
-use rockdove::doctor::{Check, Examination, Finding, Limits, Severity, examine};
+use rockdove::doctor::{Check, Examination, Finding, Limits, Severity, counted, examine};
 use serde_json::json;
 use std::io::{self, Write};
 use std::time::Duration;
@@ -90,7 +89,7 @@ fn print(found: &Examination, args: &Args) -> io::Result<()> {
     if !args.json {
         let layouts: Vec<_> = found.layouts.iter().map(|layout| layout.name()).collect();
         let layouts = if layouts.is_empty() { "none".to_owned() } else { layouts.join(", ") };
-        let (findings, collections) = (found.findings.len(), found.collections.len());
+        let (findings, collections) = (found.findings.len() as u64, found.collections.len() as u64);
         let (findings, collections) = (counted(findings, "finding"), counted(collections, "collection"));
         writeln!(out, "{findings}; layout {layouts}; {collections} looked at")?;
     }

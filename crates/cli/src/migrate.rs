@@ -2,10 +2,10 @@
 
 use crate::connection::Queue;
 use crate::exit::{self, Exit, Failure};
-use crate::output::counted;
 use crate::signals;
 use clap::Parser;
 use rockdove::Layout;
+use rockdove::doctor::counted;
 use rockdove::migrate::{MigrateError, Migration, Mode, Progress};
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,14 +13,6 @@ pub fn print(message: &Message, json: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// A number of things, in words.
-pub fn counted(count: impl TryInto<u64>, what: &str) -> String {
-    match count.try_into().unwrap_or(u64::MAX) {
-        1 => format!("1 {what}"),
-        count => format!("{count} {what}s"),
-    }
-}
-
 fn as_json(message: &Message) -> String {
     Bson::Document(message.to_document()).into_relaxed_extjson().to_string()
 }

@@ -5,11 +5,11 @@
 
 use crate::connection::{Database, duration};
 use crate::exit::{self, Exit};
-use crate::output::counted;
 use crate::signals;
 use clap::Parser;
 use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
 use rockdove::backend::Backend;
+use rockdove::doctor::counted;
 use rockdove::top::{Limits, Monitor, Node, Queue, Sample, Topic};
 use rockdove::{Layout, LookError};
 use serde_json::{Value, json};
@@ -245,7 +245,7 @@ fn text(sample: &Sample, name_max: usize) -> String {
             out,
             "queue {}: {layouts}; {alive} of {} alive; {} waiting; {} held",
             printable(&queue.name),
-            counted(queue.nodes.len(), "node"),
+            counted(queue.nodes.len() as u64, "node"),
             counted(waiting, "message"),
             counted(queue.locks, "lock")
         );

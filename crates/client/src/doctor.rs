@@ -285,27 +285,32 @@ impl Doctor<'_> {
         if !self.begin(collection) {
             return Ok(());
         }
-        let find = Find {
+        // Locks have no timestamp: read together, they would come first.
+        let find = |are_locks: bool| Find {
+            filter: doc! { "lock_id": { "$exists": are_locks } },
             sort: Some(doc! { "timestamp": 1 }),
             projection: Some(doc! { "msg": 0, "value": 0, "map_value": 0, "additional": 0 }),
             limit: self.limits.documents,
-            ..Find::default()
         };
-        let documents = self.backend.find(collection, find).await?;
-        self.cut(collection, documents.len());
-        let among_locks = has_locks && documents.iter().all(|document| is_lock(document, has_locks));
-        let (locks, messages): (Vec<_>, Vec<_>) =
-            documents.into_iter().partition(|document| is_lock(document, among_locks));
-        let mut strange = 0;
-        if among_locks || !has_messages {
-            // Java nodes make no indexes for the locks of this layout.
-            let java_makes_none = names.layout() == Layout::MultiCollection;
-            if !java_makes_none || !self.backend.indexes(collection).await?.is_empty() {
-                self.indexes(collection, lock_indexes()).await?;
-            }
-        } else {
-            self.indexes(collection, message_indexes()).await?;
+        let mut locks = self.backend.find(collection, find(true)).await?;
+        let mut messages = self.backend.find(collection, find(false)).await?;
+        self.cut(collection, locks.len().max(messages.len()));
+        let are_locks = has_locks && messages.iter().all(|document| is_lock(document, has_locks));
+        let is_empty = locks.is_empty() && messages.is_empty();
+        if are_locks {
+            locks.append(&mut messages);
         }
+        let mut strange = 0;
+        // Java nodes make no indexes for the locks of this layout.
+        let java_makes_none = names.layout() == Layout::MultiCollection;
+        let of_locks = are_locks || !has_messages;
+        let sets = match () {
+            () if !of_locks => vec![message_indexes()],
+            // What nothing is in may be either.
+            () if is_empty && has_messages => vec![message_indexes(), lock_indexes()],
+            () => vec![lock_indexes()],
+        };
+        self.indexes(collection, &sets, of_locks && java_makes_none).await?;
         if has_messages {
             let mut heap = Heap::default();
             for document in messages {
@@ -314,12 +319,12 @@ impl Doctor<'_> {
             strange += heap.strange;
             heap.report(self, collection, names);
         } else {
-            strange += messages.len();
+            strange += messages.len() as u64;
         }
         if has_locks {
             self.locks(collection, &locks);
         } else {
-            strange += locks.len();
+            strange += locks.len() as u64;
         }
         if strange > 0 {
             let text =
@@ -335,7 +340,7 @@ impl Doctor<'_> {
         if read >= self.limits.documents {
             let text = format!(
                 "{collection} holds {} or more; only so many were looked at",
-                counted(read, "document")
+                counted(read as u64, "document")
             );
             let advice = "a queue is short when its messages are taken or expire; look at the other findings";
             self.find(Severity::Warning, Check::PilingTopics, text, advice);
@@ -389,13 +394,23 @@ impl Doctor<'_> {
         }
     }
 
-    async fn indexes(&mut self, collection: &str, wanted: Vec<IndexDefinition>) -> BackendResult<()> {
+    /// Looks for one of the sets of indexes; if none is whole, the first is the one that is missed.
+    async fn indexes(
+        &mut self,
+        collection: &str,
+        sets: &[Vec<IndexDefinition>],
+        may_be_none: bool,
+    ) -> BackendResult<()> {
         let existing = self.backend.indexes(collection).await?;
-        let missing: Vec<_> =
-            wanted.iter().filter(|index| !existing.iter().any(|one| index.is_served_by(one))).collect();
-        if missing.is_empty() {
+        if may_be_none && existing.is_empty() {
             return Ok(());
         }
+        let is_missing = |index: &&IndexDefinition| !existing.iter().any(|one| index.is_served_by(one));
+        let missing: Vec<Vec<_>> =
+            sets.iter().map(|wanted| wanted.iter().filter(is_missing).collect()).collect();
+        let Some(missing) = missing.first().filter(|_| !missing.iter().any(Vec::is_empty)) else {
+            return Ok(());
+        };
         let expires = missing.iter().any(|index| index.expire_after_seconds.is_some());
         let text = format!("{collection} lacks the indexes {}", list(missing.iter().map(|index| index.name)));
         if expires {
@@ -478,7 +493,7 @@ struct Heap {
     unreadable_why: Option<DecodeError>,
     odd_ids: u64,
     /// Of another queue or topic whose collection has the same name.
-    strange: usize,
+    strange: u64,
 }
 
 impl Heap {
@@ -540,9 +555,9 @@ impl Heap {
     }
 }
 
-/// A number of things, in words.
-fn counted(count: impl TryInto<u64>, what: &str) -> String {
-    match count.try_into().unwrap_or(u64::MAX) {
+/// A number of things, in words, as findings say it.
+pub fn counted(count: u64, what: &str) -> String {
+    match count {
         1 => format!("1 {what}"),
         count => format!("{count} {what}s"),
     }

@@ -236,6 +236,49 @@ async fn messages_on_a_topic_called_like_locks_are_no_locks() {
     }
 }
 
+/// Locks have no timestamp, and would come before all messages.
+#[tokio::test]
+async fn many_locks_hide_no_messages() {
+    let fake = Fake::of(Layout::MultiCollection);
+    let shop = Names::new(Layout::MultiCollection, "shop").unwrap();
+    let node = doc! {"_id": "n", "implementation": fake.layout.implementation(), "last_seen": now_ms()};
+    fake.store(&shop.participants(), node);
+    fake.store(&shop.broadcast("eu"), old(doc! {"topic": "eu"}));
+    fake.store(&shop.broadcast("lck.eu"), old(doc! {"topic": "lck.eu"}));
+    fake.store_empty(&shop.locks("lck.eu"));
+    for _ in 0..5 {
+        fake.store(&shop.locks("eu"), doc! {"_id": MessageId::generate().to_bson(), "lock_id": "n"});
+    }
+    let found = examine(&fake, "shop", None, Limits { documents: 3, ..Limits::default() }).await.unwrap();
+    let told = |text: &str| found.findings.iter().any(|one| one.text.starts_with(text));
+    assert!(told("topic eu: 1 message") && told("topic lck.eu: 1 message"), "{found:?}");
+    assert!(told("shop_lck_eu holds 3 documents or more"), "{found:?}");
+}
+
+/// What nothing is in may be of messages or of locks by its name, and has the indexes of either.
+#[tokio::test]
+async fn an_empty_collection_called_like_locks_may_have_the_indexes_of_either() {
+    let shop = Names::new(Layout::MultiCollection, "shop").unwrap();
+    let template = Fake::of(Layout::Standard);
+    let bus = healthy(&template).await;
+    let sets = [template.specs("msg"), template.specs("msg_lck"), Vec::new()];
+    for (specs, is_well) in
+        sets.iter().map(|specs| (specs.clone(), true)).chain([(sets[0][..1].to_vec(), false)])
+    {
+        let fake = Fake::of(Layout::MultiCollection);
+        let node = doc! {"_id": "n", "implementation": fake.layout.implementation(), "last_seen": now_ms()};
+        fake.store(&shop.participants(), node);
+        fake.store_empty(&shop.broadcast("lck.eu"));
+        for spec in specs {
+            fake.store_index(&shop.broadcast("lck.eu"), spec);
+        }
+        let found = examine(&fake, "shop", None, Limits::default()).await.unwrap();
+        let told = told_of_documents(&found);
+        assert_eq!(told.is_empty(), is_well, "{told:?}");
+    }
+    bus.shutdown().await;
+}
+
 /// The locks of the queue `shop`, and the messages of a queue `shop_lck`, are in one collection; so are what is directed to
 /// `x` and the messages of a queue `shop_dm_x`.
 #[tokio::test]
