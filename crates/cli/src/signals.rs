@@ -11,22 +11,23 @@ pub const TERMINATE: u8 = 15;
 /// After this time it is said that the command is still at work, and how to leave at once.
 const SAID_AFTER: Duration = Duration::from_millis(500);
 
-/// Returns when the command is interrupted or terminated. The next signal ends the process at once.
+/// Returns when the command is interrupted or terminated. The next signal after the hint ends the process at once. What comes
+/// before it is the same one again: terminals, shells and wrappers each send theirs.
 pub async fn ended() -> std::io::Result<Exit> {
     let exit = asked().await?;
     tokio::spawn(leave_at_next());
     Ok(exit)
 }
 
-/// Says, after a while, what is waited for, and ends the process with the next signal.
+/// Says, after a while, that the command is still at work, and ends the process with the next signal.
 async fn leave_at_next() {
+    tokio::time::sleep(SAID_AFTER).await;
     let say = async {
-        tokio::time::sleep(SAID_AFTER).await;
-        eprintln!("rockdove: waiting for the server's answer to the goodbye; Ctrl-C again ends at once");
+        eprintln!("rockdove: still leaving; Ctrl-C again ends at once");
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = say => {}
+        biased; // who is told is listened to
         next = asked() => {
             let code = match next {
                 Ok(Exit::Signal(number)) => 128 + i32::from(number),
@@ -34,6 +35,7 @@ async fn leave_at_next() {
             };
             std::process::exit(code);
         }
+        () = say => {}
     }
 }
 

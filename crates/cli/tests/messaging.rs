@@ -599,6 +599,19 @@ fn a_second_signal_ends_a_command_at_once() {
     assert_eq!(sub.code(), Some(143), "the second one's");
 }
 
+/// Ctrl-C as wrappers pass it on: the process has it already.
+#[test]
+fn a_signal_that_comes_twice_at_once_is_one() {
+    let server = Server::start();
+    let (sub, said) = server.start_saying(&["sub", "t"]);
+    until("it is there", || text(&server.run(&["top", "--once"])).contains("1 of 1 node alive"));
+    signal(&server.process, "STOP");
+    for name in ["INT", "TERM", "INT"] {
+        signal(&sub, name);
+    }
+    hear(&said, "Ctrl-C again");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_lives_as_long_as_it_is_waited_for() {
     let server = Server::start();
