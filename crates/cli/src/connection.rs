@@ -226,7 +226,7 @@ pub struct Sending {
     /// Send to this node only; repeat for several
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     to: Vec<String>,
-    /// Lifetime of the message, such as 500ms, 30s, 5m, or never [default: 30s; a request lives as long as its --timeout]
+    /// Lifetime of the message, such as 500ms, 30s, 5m, or never [default: 30s, and a request is removed when its wait is over]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     ttl: Option<Lifetime>,
     /// Priority; smaller is earlier
@@ -241,6 +241,11 @@ impl Sending {
     /// How many answers a request may have, if there is a limit.
     pub fn answers_max(&self) -> Option<usize> {
         self.exclusive.then_some(1)
+    }
+
+    /// Whether a lifetime is asked for.
+    pub fn has_ttl(&self) -> bool {
+        self.ttl.is_some()
     }
 
     /// Applies the options to a message, which lives for `ttl` unless they say otherwise.

@@ -5,7 +5,7 @@ use crate::exit::{self, Exit, Failure};
 use crate::{output, payload, signals};
 use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
-use rockdove::Bus;
+use rockdove::{Bus, MessageId};
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
@@ -14,6 +14,9 @@ Examples:
   rockdove request morphium.status_info --count 0 --timeout 2s --json
   rockdove request invoice.wanted 4711 --exclusive --timeout 1m
   rockdove request payment 2500 --exclusive --ack sync    what was reached is said on standard error";
+
+/// A request lives this long at least: by a receiver's clock it may be older than it is.
+const LIFE_MIN: Duration = Duration::from_secs(30);
 
 /// Send a request, and print the answers
 #[derive(Parser, Debug)]
@@ -29,7 +32,7 @@ pub struct Args {
     /// End after this many answers; 0 = all that come within the time; an --exclusive request has one
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     count: usize,
-    /// Wait this long for answers, 1ms or more; without --ttl the request lives as long
+    /// Wait this long for answers, 1ms or more; without --ttl the request is removed then
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = timeout)]
     timeout: Duration,
     /// Print each answer as one line of extended JSON
@@ -45,13 +48,17 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
         let text = format!("--exclusive lets one node answer: --count {} cannot come, {max} can", args.count);
         return Err(Failure::misused(text).into());
     }
-    // Whoever came to it later would answer nobody.
-    let message = args.sending.apply(payload::message(&args.topic, args.payload.as_deref())?, args.timeout);
+    let payload = payload::message(&args.topic, args.payload.as_deref())?.with_id(MessageId::generate());
+    let message = args.sending.apply(payload, args.timeout.max(LIFE_MIN));
     let bus = args.connection.connect(Some(args.timeout), |bus| bus).await?;
     let result = tokio::select! {
-        result = ask(&bus, message, &args) => result,
+        result = ask(&bus, message.clone(), &args) => result,
         exit = signals::ended() => exit.map_err(Into::into),
     };
+    if !args.sending.has_ttl() {
+        // Whoever came to it later would answer nobody. If it stays, it expires.
+        let _ = bus.withdraw(&message).await;
+    }
     bus.shutdown().await;
     result
 }

@@ -1,7 +1,7 @@
 //! The bus: one messaging node, and the handle an application holds.
 
 use crate::ack::{SendOptions, Sent};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendResult};
 use crate::clock::{self, WallClock};
 use crate::driver::{CALL_LIMIT, DriverBackend};
 use crate::error::{ConnectError, ReadError, SendError, SendManyError, SubscribeError};
@@ -24,6 +24,8 @@ use std::time::Duration;
 
 /// How long a shutdown waits for interrupted listeners to give their messages back.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(5);
+/// How long withdrawing a message may take.
+const WITHDRAW_LIMIT: Duration = Duration::from_secs(2);
 /// The name by which the connections are known to the server.
 const APP_NAME: &str = "rockdove";
 
@@ -238,6 +240,16 @@ impl Bus {
 
     /// Deletes a message, whoever it is for. False when it was gone.
     pub async fn remove(&self, message: &Message) -> Result<bool, ReadError> {
+        Ok(self.delete(message).await?)
+    }
+
+    /// As [`remove`](Self::remove), for programs that are about to end: it fails after two seconds, and at once when no
+    /// server answers.
+    pub async fn withdraw(&self, message: &Message) -> Result<bool, ReadError> {
+        Ok(self.node.leaving(WITHDRAW_LIMIT, self.delete(message)).await?)
+    }
+
+    async fn delete(&self, message: &Message) -> BackendResult<bool> {
         let Some(id) = &message.id else { return Ok(false) };
         let mut deleted = 0;
         for target in self.node.targets(message).unwrap_or_default() {
