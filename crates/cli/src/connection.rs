@@ -6,6 +6,7 @@ use clap::builder::NonEmptyStringValueParser;
 use rockdove::backend::BackendError;
 use rockdove::{Bus, BusBuilder, ConnectError, DriverBackend, Layout, Level, Message, SendOptions, Sent};
 use rockdove_server::VALUE_MAX;
+use std::convert::Infallible;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -45,14 +46,34 @@ pub struct Queue {
     #[command(flatten)]
     database: Database,
     /// Queue
-    #[arg(long = "queue", default_value = DEFAULT_QUEUE, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long = "queue", default_value = DEFAULT_QUEUE, value_name = "NAME", value_parser = queue)]
     pub name: String,
 }
 
-/// An address without the password in it.
+/// The name of a queue; an empty one is the default's.
+fn queue(name: &str) -> Result<String, Infallible> {
+    Ok(if name.is_empty() { DEFAULT_QUEUE } else { name }.to_owned())
+}
+
+/// An address without the passwords and tokens in it.
+fn without_secrets(uri: &str) -> String {
+    let (address, options) = uri.split_once('?').unwrap_or((uri, ""));
+    let mut shown = without_password(address);
+    for (place, option) in options.split('&').filter(|option| !option.is_empty()).enumerate() {
+        shown.push(if place == 0 { '?' } else { '&' });
+        let is_secret = ["password", "token"].iter().any(|word| option.to_ascii_lowercase().contains(word));
+        match option.split_once('=') {
+            Some((name, _)) if is_secret => shown.extend([name, "=***"]),
+            _ => shown.push_str(option),
+        }
+    }
+    shown
+}
+
+/// An address without options, and without the password in it.
 fn without_password(uri: &str) -> String {
     let begin = uri.find("://").map_or(0, |at| at + 3);
-    let end = uri[begin..].find(['/', '?']).map_or(uri.len(), |at| begin + at);
+    let end = uri[begin..].find('/').map_or(uri.len(), |at| begin + at);
     let secret = uri[begin..end].rfind('@').and_then(|at| Some((uri[begin..begin + at].find(':')?, at)));
     match secret {
         Some((colon, at)) => format!("{}:***{}", &uri[..begin + colon], &uri[begin + at..]),
@@ -91,11 +112,11 @@ async fn reached<T>(reach: impl Future<Output = T>) -> T {
 
 impl Queue {
     /// The options by which another command finds the queue, as a shell takes them; empty when it finds it without. What
-    /// the environment says, it says to that command, too. A password is not shown.
+    /// the environment says, it says to that command, too. Secrets are not shown.
     pub fn options(&self) -> String {
         let Database { uri, db } = &self.database;
         let known = std::env::var(URI_VARIABLE).unwrap_or_else(|_| DEFAULT_URI.to_owned());
-        let uri = (*uri != known).then(|| without_password(uri));
+        let uri = (*uri != known).then(|| without_secrets(uri));
         let name = (self.name != DEFAULT_QUEUE).then(|| self.name.clone());
         let given = [("--uri", uri), ("--db", db.clone()), ("--queue", name)];
         given
@@ -186,11 +207,11 @@ pub struct Lasting {
 }
 
 impl Lasting {
-    /// What was reached, in words. Of what is worth little the level risk asks for no more than that it is written, so no
-    /// copies are missing.
+    /// What was reached, in words. Of what is worth little the level risk asks for no more than that it is written: if that
+    /// is what was reached, no copies are missing.
     pub fn reached(&self, sent: &Sent) -> String {
         let is_risk = self.ack == Some(Level::Risk) || self.ack.is_none() && self.value.is_some();
-        let note = match (sent.degraded, is_risk) {
+        let note = match (sent.degraded, is_risk && sent.ack == Level::Async) {
             (false, _) => "",
             (true, true) => " (written, at risk until it is on disk)",
             (true, false) => " (degraded: fewer copies than asked for)",
@@ -318,8 +339,17 @@ mod tests {
 
     #[test]
     fn what_another_command_is_told_fits_a_shell_and_has_no_password() {
-        let check = |uri, expected| assert_eq!(without_password(uri), expected);
+        let check = |uri, expected| assert_eq!(without_secrets(uri), expected);
         check("mongodb://a:27017/shop?x=y@z:1", "mongodb://a:27017/shop?x=y@z:1");
+        check("mongodb://a?x=1&tls=true", "mongodb://a?x=1&tls=true");
+        check(
+            "mongodb://me:secret@a/?tls=true&tlsCertificateKeyFilePassword=s=c&x=1",
+            "mongodb://me:***@a/?tls=true&tlsCertificateKeyFilePassword=***&x=1",
+        );
+        check(
+            "mongodb://a/?authMechanismProperties=AWS_SESSION_TOKEN:s",
+            "mongodb://a/?authMechanismProperties=***",
+        );
         check("mongodb://me@a,b/shop", "mongodb://me@a,b/shop");
         check("mongodb://me:se:cr@a:1,b:2/shop", "mongodb://me:***@a:1,b:2/shop");
         check("mongodb://me:secret@a", "mongodb://me:***@a");
@@ -327,6 +357,22 @@ mod tests {
             ["a-b", "a b", "it's", "x?y&z", ""].map(quoted),
             ["a-b", "'a b'", "'it'\\''s'", "'x?y&z'", "''"]
         );
+    }
+
+    #[test]
+    fn what_is_at_risk_is_what_is_only_written() {
+        let check = |ack, value, (reached, degraded), expected: &str| {
+            let lasting = Lasting { ack, value, or_stricter: false };
+            let sent = |id| Sent { id, ack: reached, degraded };
+            assert_eq!(lasting.reached(&sent(rockdove::MessageId::generate())), expected);
+        };
+        let (written, fewer) =
+            (" (written, at risk until it is on disk)", " (degraded: fewer copies than asked for)");
+        check(None, Some(5), (Level::Async, true), &format!("async{written}"));
+        check(Some(Level::Risk), None, (Level::Async, true), &format!("async{written}"));
+        check(Some(Level::Risk), Some(5), (Level::Sync, true), &format!("sync{fewer}"));
+        check(Some(Level::Replicated), Some(5), (Level::Async, true), &format!("async{fewer}"));
+        check(None, Some(50), (Level::Sync, false), "sync");
     }
 
     #[test]

@@ -486,7 +486,6 @@ fn silence_and_mistakes_have_their_codes() {
         &["request", "t", "--to", ""],
         &["pub", "t", "--sender-id", ""],
         &["pub", "t", "--db", ""],
-        &["pub", "t", "--queue", ""],
     ] {
         let refused = server.run(wrong);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -509,6 +508,14 @@ fn silence_and_mistakes_have_their_codes() {
         assert_eq!(server.run(&[&["pub", "t"], &wrong[..]].concat()).status.code(), Some(2), "{wrong:?}");
     }
     assert_eq!(server.run(&["migrate", "--to", "dual-channel", "--drain"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_queue_without_name_is_the_default_one() {
+    let server = Server::start();
+    assert_eq!(server.run(&["pub", "t", "x", "--queue", ""]).status.code(), Some(0));
+    let heard = server.run(&["sub", "t", "--count", "1", "--timeout", "30s"]);
+    assert!(text(&heard).ends_with("\tx\n"), "{heard:?}");
 }
 
 #[test]
