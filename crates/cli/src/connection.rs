@@ -33,7 +33,7 @@ const LATE_GRACE: Duration = Duration::from_millis(200);
 #[derive(Args, Clone, Debug)]
 pub struct Database {
     /// Address of the server; its path names the database
-    #[arg(long, env = URI_VARIABLE, default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
+    #[arg(long, env = URI_VARIABLE, default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true, value_parser = uri)]
     uri: String,
     /// Database, instead of the one in the address [default there: rockdove]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -48,6 +48,12 @@ pub struct Queue {
     /// Queue
     #[arg(long = "queue", default_value = DEFAULT_QUEUE, value_name = "NAME", value_parser = queue)]
     pub name: String,
+}
+
+/// An address that has the scheme of one; what else it says is for the driver to judge.
+fn uri(text: &str) -> Result<String, &'static str> {
+    let is_uri = ["mongodb://", "mongodb+srv://"].iter().any(|scheme| text.starts_with(scheme));
+    if is_uri { Ok(text.to_owned()) } else { Err("an address is written mongodb://HOST:PORT") }
 }
 
 /// The name of a queue; an empty one is the default's.
@@ -199,7 +205,7 @@ pub struct Lasting {
     #[arg(long, value_name = "LEVEL", value_parser = str::parse::<Level>)]
     ack: Option<Level>,
     /// What would be lost with the message, an integer; without --ack it is sent at level risk
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=VALUE_MAX as i64))]
+    #[arg(long, value_name = "INTEGER", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(0..=VALUE_MAX as i64))]
     value: Option<i64>,
     /// Take the nearest stricter level if the server does not know the one that is asked for
     #[arg(long)]

@@ -31,7 +31,7 @@ pub struct Args {
     /// Print each finding as one line of JSON
     #[arg(long)]
     json: bool,
-    /// The queue's layout: standard, multi-collection or dual-channel [default: found out]
+    /// The queue's layout: standard, multi-collection or dual-channel [default: what its nodes announce, or collections show: a dual-channel queue without nodes looks like a standard one]
     #[arg(long, value_name = "NAME", value_parser = str::parse::<Layout>)]
     layout: Option<Layout>,
     #[command(flatten)]

@@ -35,8 +35,9 @@ pub fn apply(message: Message, text: &str) -> anyhow::Result<Message> {
         return Ok(message.value(text));
     }
     let wrong = |what: &str, why: &dyn Display| Failure::misused(format!("the payload {what}: {why}"));
-    let json: Value =
-        serde_json::from_str(text).map_err(|error| wrong("begins like JSON but is not", &error))?;
+    let json: Value = serde_json::from_str(text).map_err(|error| {
+        wrong("begins like JSON but is not (text that does is written as a JSON string: '\"…\"')", &error)
+    })?;
     if let Value::String(text) = json {
         return Ok(message.value(text));
     }

@@ -32,7 +32,7 @@ pub struct Args {
     /// End after this many answers; 0 = all that come within the time; an --exclusive request has one
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     count: usize,
-    /// Wait this long for answers, 1ms or more; without --ttl the request is removed then
+    /// Wait this long for answers, 1ms or more; without --ttl a request that was not answered is removed then
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = timeout)]
     timeout: Duration,
     /// Print each answer as one line of extended JSON
@@ -55,8 +55,10 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
         result = ask(&bus, message.clone(), &args) => result,
         exit = signals::ended() => exit.map_err(Into::into),
     };
-    if !args.sending.has_ttl() {
-        // Whoever came to it later would answer nobody. If it stays, it expires.
+    let is_answered = args.count > 0 && matches!(result, Ok(Exit::Done));
+    if !args.sending.has_ttl() && !is_answered {
+        // Whoever came to it later would answer nobody. If it stays, it expires, as one does that was answered: others
+        // may not have read it yet.
         let _ = bus.withdraw(&message).await;
     }
     bus.shutdown().await;
@@ -88,7 +90,7 @@ async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Resu
         () if rejected => Exit::Rejected,
         () if count < args.count.max(1) => {
             eprintln!(
-                "rockdove: the time is over; {} did not come",
+                "rockdove: the time is over; {} did not come (`rockdove top` shows who is there)",
                 if count == 0 { "an answer" } else { "more" }
             );
             Exit::Absent

@@ -58,7 +58,7 @@ pub struct Args {
     /// Only this queue [default: all of the database whose nodes announce themselves]
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
-    /// The queue's layout: standard, multi-collection or dual-channel [default: found out]
+    /// The queue's layout: standard, multi-collection or dual-channel [default: what its nodes announce, or collections show: a dual-channel queue without nodes looks like a standard one]
     #[arg(long, value_name = "NAME", value_parser = str::parse::<Layout>)]
     layout: Option<Layout>,
     /// Time between two looks

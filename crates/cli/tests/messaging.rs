@@ -621,7 +621,7 @@ fn a_signal_that_comes_twice_at_once_is_one() {
 
 /// It lives longer than that, for clocks that are ahead.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_there_as_long_as_it_is_waited_for() {
+async fn a_request_is_removed_when_its_wait_was_in_vain() {
     let server = Server::start();
     let stored = DriverBackend::connect(&server.uri, None, "test").await.unwrap();
     let lives = async || {
@@ -644,11 +644,21 @@ async fn a_request_is_there_as_long_as_it_is_waited_for() {
     let _replier = server.start_lines(&["reply", "q", "--text", "yes"]);
     answers.recv_timeout(LIMIT).unwrap();
     assert_eq!(request.code(), Some(0));
-    let topics = stored.find("msg", Find::default()).await.unwrap();
+    let there = stored.find("msg", Find::default()).await.unwrap();
     let is_request = |one: &bson::Document| {
         one.get_str("topic").is_ok_and(|topic| topic == "q") && one.get_object_id("in_answer_to").is_err()
     };
-    assert!(!topics.iter().any(is_request), "{topics:?}");
+    assert!(there.iter().any(is_request), "others may read it yet: {there:?}");
+}
+
+#[test]
+fn an_address_is_a_uri() {
+    for uri in ["127.0.0.1:27017", "localhost", "http://127.0.0.1:27017", ""] {
+        let told = rockdove().args(["pub", "t", "x", "--uri", uri]).output().unwrap();
+        assert_eq!(told.status.code(), Some(2), "{uri}");
+        let said = String::from_utf8_lossy(&told.stderr);
+        assert!(said.contains("mongodb://HOST:PORT"), "{said}");
+    }
 }
 
 #[test]

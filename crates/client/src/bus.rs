@@ -100,7 +100,8 @@ impl Bus {
         self.node.send_many(messages).await
     }
 
-    /// Sends a message to this node itself, by way of the queue. Its answer comes back here.
+    /// Sends a message to this node itself, by way of the queue. Its sender is `self` (as Morphium has it), and its answer
+    /// comes back here.
     pub async fn publish_to_self(&self, mut message: Message) -> Result<MessageId, SendError> {
         message.sender = SELF.to_owned();
         message.recipients = vec![self.node.me.clone()];

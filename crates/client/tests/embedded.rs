@@ -332,7 +332,7 @@ async fn a_full_memory_is_drained() {
             }
         };
         assert!(matches!(&refused, SendError::Backend(_)), "{refused}");
-        assert!(refused.to_string().contains("refusal watermark"), "{refused}");
+        assert!(refused.to_string().contains("new documents are refused from 90 %"), "{refused}");
         assert!(sent > 50, "{sent}");
         let done: Arc<Mutex<Vec<String>>> = Arc::default();
         let nodes = join_all(["n1", "n2"].map(|id| connect_as(&store, layout, id))).await;
