@@ -33,7 +33,7 @@ const LATE_GRACE: Duration = Duration::from_millis(200);
 #[derive(Args, Clone, Debug)]
 pub struct Database {
     /// Address of the server; its path names the database
-    #[arg(long, env = URI_VARIABLE, default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true, value_parser = uri)]
+    #[arg(long, env = URI_VARIABLE, default_value = DEFAULT_URI, value_name = "URI", hide_env_values = true)]
     uri: String,
     /// Database, instead of the one in the address [default there: rockdove]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -48,12 +48,6 @@ pub struct Queue {
     /// Queue
     #[arg(long = "queue", default_value = DEFAULT_QUEUE, value_name = "NAME", value_parser = queue)]
     pub name: String,
-}
-
-/// An address that has the scheme of one; what else it says is for the driver to judge.
-fn uri(text: &str) -> Result<String, &'static str> {
-    let is_uri = ["mongodb://", "mongodb+srv://"].iter().any(|scheme| text.starts_with(scheme));
-    if is_uri { Ok(text.to_owned()) } else { Err("an address is written mongodb://HOST:PORT") }
 }
 
 /// The name of a queue; an empty one is the default's.
@@ -138,9 +132,19 @@ impl Queue {
 }
 
 impl Database {
+    /// The address; what it says beyond its scheme is for the driver to judge. It may hold a password, and is not shown.
+    fn address(&self) -> Result<&str, Failure> {
+        let is_uri = ["mongodb://", "mongodb+srv://"].iter().any(|scheme| self.uri.starts_with(scheme));
+        if is_uri {
+            Ok(&self.uri)
+        } else {
+            Err(Failure::misused("an address is written mongodb://HOST:PORT"))
+        }
+    }
+
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
-        let backend = DriverBackend::connect(&self.uri, self.db.as_deref(), "rockdove").await?;
+        let backend = DriverBackend::connect(self.address()?, self.db.as_deref(), "rockdove").await?;
         reached(backend.reach(REACH_LIMIT)).await.map_err(unreachable)?;
         Ok(backend)
     }
@@ -163,16 +167,16 @@ pub struct Connection {
 }
 
 impl Connection {
-    fn bus(&self) -> BusBuilder {
+    fn bus(&self) -> Result<BusBuilder, Failure> {
         let mut bus =
-            Bus::builder(self.queue.database.uri.clone()).queue(self.queue.name.clone()).layout(self.layout);
+            Bus::builder(self.queue.database.address()?).queue(self.queue.name.clone()).layout(self.layout);
         if let Some(database) = &self.queue.database.db {
             bus = bus.database(database.clone());
         }
         if let Some(id) = &self.sender_id {
             bus = bus.sender_id(id.clone());
         }
-        if self.polling { bus.polling() } else { bus }
+        Ok(if self.polling { bus.polling() } else { bus })
     }
 
     /// Opens the bus, as `with` completes it; the error has the code of what is absent when no server could be used in time,
@@ -182,7 +186,7 @@ impl Connection {
         limit: Option<Duration>,
         with: impl FnOnce(BusBuilder) -> BusBuilder,
     ) -> anyhow::Result<Bus> {
-        let bus = reached(with(self.bus()).reach_within(limit.unwrap_or(REACH_LIMIT)).connect());
+        let bus = reached(with(self.bus()?).reach_within(limit.unwrap_or(REACH_LIMIT)).connect());
         let opened = match limit {
             // A little more, so that who does not answer is said with why.
             Some(limit) => tokio::time::timeout(limit + LATE_GRACE, bus)
@@ -253,7 +257,7 @@ pub struct Sending {
     /// Send to this node only; repeat for several
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     to: Vec<String>,
-    /// Lifetime of the message, such as 500ms, 30s, 5m, or never [default: 30s, and a request is removed when its wait is over]
+    /// Lifetime of the message, such as 500ms, 30s, 5m, or never [default: 30s, a request at least as long as its --timeout, and one that nobody answered is removed then]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     ttl: Option<Lifetime>,
     /// Priority; smaller is earlier

@@ -32,7 +32,7 @@ pub struct Args {
     /// End after this many answers; 0 = all that come within the time; an --exclusive request has one
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     count: usize,
-    /// Wait this long for answers, 1ms or more; without --ttl a request that was not answered is removed then
+    /// Wait this long for answers, 1ms or more; without --ttl a request that nobody answered is removed then
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = timeout)]
     timeout: Duration,
     /// Print each answer as one line of extended JSON
@@ -51,21 +51,22 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     let payload = payload::message(&args.topic, args.payload.as_deref())?.with_id(MessageId::generate());
     let message = args.sending.apply(payload, args.timeout.max(LIFE_MIN));
     let bus = args.connection.connect(Some(args.timeout), |bus| bus).await?;
+    let mut answers = 0;
     let result = tokio::select! {
-        result = ask(&bus, message.clone(), &args) => result,
+        result = ask(&bus, message.clone(), &args, &mut answers) => result,
         exit = signals::ended() => exit.map_err(Into::into),
     };
-    let is_answered = args.count > 0 && matches!(result, Ok(Exit::Done));
-    if !args.sending.has_ttl() && !is_answered {
-        // Whoever came to it later would answer nobody. If it stays, it expires, as one does that was answered: others
-        // may not have read it yet.
+    if !args.sending.has_ttl() && answers == 0 {
+        // Whoever came to it later would answer nobody. If it stays, it expires, as one does that was answered or
+        // rejected: others may not have read it yet.
         let _ = bus.withdraw(&message).await;
     }
     bus.shutdown().await;
     result
 }
 
-async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Result<Exit> {
+/// Asks and prints the answers, and counts them.
+async fn ask(bus: &Bus, message: rockdove::Message, args: &Args, count: &mut usize) -> anyhow::Result<Exit> {
     // With standing streams the answer is heard at once rather than polled.
     bus.ready().await;
     let mut answers = match args.sending.lasting.options() {
@@ -75,23 +76,23 @@ async fn ask(bus: &Bus, message: rockdove::Message, args: &Args) -> anyhow::Resu
     if let Some(sent) = answers.sent() {
         eprintln!("rockdove: request acknowledged: {}", args.sending.lasting.reached(sent));
     }
-    let (mut count, mut rejected) = (0, false);
-    while args.count == 0 || count < args.count {
+    let mut rejected = false;
+    while args.count == 0 || *count < args.count {
         let Some(answer) = answers.next().await else { break };
         let answer = answer?;
+        *count += 1;
         output::print(&answer, args.json)?;
         if answer.is_rejection() {
             eprintln!("rockdove: {} rejected the request", answer.sender);
             rejected = true;
         }
-        count += 1;
     }
     Ok(match () {
         () if rejected => Exit::Rejected,
-        () if count < args.count.max(1) => {
+        () if *count < args.count.max(1) => {
             eprintln!(
                 "rockdove: the time is over; {} did not come (`rockdove top` shows who is there)",
-                if count == 0 { "an answer" } else { "more" }
+                if *count == 0 { "an answer" } else { "more" }
             );
             Exit::Absent
         }

@@ -84,7 +84,7 @@ impl Default for Receipt {
 
 impl Receipt {
     /// The receipt for two parts of one write, the other of which came later. What that one has reached holds for all
-    /// that is before it in the log.
+    /// that is before it in the log; what failed before has failed.
     pub fn joined(self, later: Receipt) -> Receipt {
         let owed = match (self.owed, later.owed) {
             (Some(owed), Some(then)) => Some(Owed {
@@ -95,7 +95,7 @@ impl Receipt {
             }),
             (owed, then) => then.or(owed),
         };
-        Receipt { acked: later.acked, owed }
+        Receipt { acked: self.acked.and(later.acked), owed }
     }
 }
 
@@ -447,4 +447,18 @@ pub struct DefinitionReply {
     pub at: Timestamp,
     /// How lasting it is.
     pub receipt: Receipt,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_part_has_not_reached_the_whole_has_not() {
+        let reached = |level| Receipt { acked: Ok(Acked { level, degraded: false }), owed: None };
+        let failed = Receipt { acked: Err(Error::bad_value("no disk")), owed: None };
+        assert_eq!(reached(Level::Async).joined(reached(Level::Sync)).acked, reached(Level::Sync).acked);
+        assert_eq!(failed.clone().joined(reached(Level::Async)).acked, failed.acked);
+        assert_eq!(reached(Level::Sync).joined(failed.clone()).acked, failed.acked);
+    }
 }

@@ -268,7 +268,12 @@ impl Engine {
         let number = retry.as_ref().map(|retry| (retry, retry.number_of(0)));
         let looked = sighting::look(self, &self.0.looking, command, number, interrupt).await;
         let Looked { subject: command, seen } = looked?;
-        let sighting = seen?;
+        let sighting = match seen {
+            Ok(sighting) => sighting,
+            // An earlier try of it may have been carried out meanwhile.
+            Err(_) if sighting::is_done(self, number).await? => None,
+            Err(error) => return Err(error.into()),
+        };
         self.ask(|reply| Request::FindAndModify(Box::new(command), sighting, reply)).await?
     }
 

@@ -12,7 +12,7 @@ use crate::command::{Ack, Statement, Write, WriteReply};
 use crate::engine::Engine;
 use crate::multi;
 use crate::sequencer::Request;
-use crate::sighting::{self, Looked, Sighting};
+use crate::sighting::{self, Sighting};
 use rockdove_documents::Result;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -59,19 +59,32 @@ impl Parts<'_> {
             // It is about what is there after those before it.
             return Ok(self.send_together().await? && self.take_multi(statement).await?);
         }
-        let position = self.done() + self.together.len();
-        let number = self.whole.retry.as_ref().map(|retry| (retry, retry.number_of(position)));
-        let interrupt = self.whole.interrupt.clone();
-        let looked = sighting::look(self.engine, self.turns, statement, number, interrupt).await?;
-        let Looked { subject: statement, seen } = looked;
-        match seen {
-            Ok(None) => self.together.push(statement),
-            Err(error) => self.together.push(Statement::Refused(error)),
-            Ok(sighting) => {
-                return Ok(self.send_together().await? && self.send(vec![statement], sighting).await?);
+        self.take_one(statement).await
+    }
+
+    async fn take_one(&mut self, mut statement: Statement) -> Result<bool> {
+        loop {
+            let position = self.done() + self.together.len();
+            let number = self.whole.retry.as_ref().map(|retry| (retry, retry.number_of(position)));
+            let interrupt = self.whole.interrupt.clone();
+            let looked = sighting::look(self.engine, self.turns, statement, number, interrupt).await?;
+            statement = looked.subject;
+            match looked.seen {
+                Ok(None) => self.together.push(statement),
+                Ok(sighting) => {
+                    return Ok(self.send_together().await? && self.send(vec![statement], sighting).await?);
+                }
+                Err(_) if !self.together.is_empty() => {
+                    // Those before it may mend that.
+                    if !self.send_together().await? {
+                        return Ok(false);
+                    }
+                    continue;
+                }
+                Err(error) => self.together.push(Statement::Refused(error)),
             }
+            return Ok(true);
         }
-        Ok(true)
     }
 
     async fn take_multi(&mut self, statement: Statement) -> Result<bool> {
@@ -79,6 +92,8 @@ impl Parts<'_> {
         match multi::write(self.engine, self.turns, (&self.whole, ack), statement).await? {
             Ok(reply) => {
                 self.left -= 1;
+                // One that failed may have ended before anything asked for that.
+                self.is_settled &= reply.results.iter().all(Result::is_ok);
                 Ok(self.add(reply))
             }
             Err((statement, sighting)) => self.send(vec![statement], sighting).await,
@@ -88,7 +103,8 @@ impl Parts<'_> {
     /// What the next part asks for, if it has so many statements.
     fn ack_of(&mut self, statements: usize) -> Ack {
         self.is_settled = statements == self.left;
-        if self.is_settled { self.whole.ack } else { Ack::WRITTEN }
+        let deferred = self.whole.ack.deferred;
+        if self.is_settled { self.whole.ack } else { Ack { deferred, ..Ack::WRITTEN } }
     }
 
     fn done(&self) -> usize {
@@ -107,7 +123,8 @@ impl Parts<'_> {
         let (count, ack) = (statements.len(), self.ack_of(statements.len()));
         let retry = self.whole.retry.as_ref().map(|retry| retry.part(self.done(), count));
         let Write { ordered, bypass_validation, .. } = self.whole;
-        let interrupt = self.whole.interrupt.clone();
+        // What has been done is not undone by an interrupt.
+        let interrupt = self.whole.interrupt.clone().filter(|_| count > 0);
         let part = Write { statements, ordered, retry, ack, bypass_validation, interrupt };
         let reply = self.engine.ask(|reply| Request::Write(Box::new(part), sighting, reply)).await??;
         self.left -= count;

@@ -660,7 +660,7 @@ impl Sequencer {
         for (share, reply) in batch.replies {
             match &failure {
                 // What it waits for was written before, and is not in the batch that was refused.
-                _ if matches!(reply, Reply::Settled(_)) => is_pending |= self.answer(share, reply),
+                _ if reply.only_waits() => is_pending |= self.answer(share, reply),
                 Some(error) => reply.refuse(error),
                 None => is_pending |= self.answer(share, reply),
             }

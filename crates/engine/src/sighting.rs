@@ -8,7 +8,8 @@
 //!
 //! Invariants
 //! * What a sighting leads to is a document that the sequencer might have found itself, in the order asked for. Where it
-//!   cannot tell, the sequencer looks: when others have taken all that was kept.
+//!   cannot tell, the sequencer looks: when others have taken all that was kept, when asking about what has changed fails,
+//!   and for statements about many when more match than are kept.
 //! * A sighting is of one collection: another one of its name is another one.
 //! * What is found among the first few candidates is no reason to go aside.
 
@@ -156,11 +157,21 @@ fn is_much(engine: &Engine, subject: &impl Selects) -> bool {
         return false;
     }
     let Ok(plan) = plan::choose(collection, filter, sort, hint) else { return false };
+    if hint.is_some() && reads_a_part(collection, &plan) {
+        return false;
+    }
     let found_soon = || {
         let mut candidates = Scan::new(collection.clone(), plan.clone()).take(SOON);
         is_in_order(&plan, sort) && candidates.any(|(_, doc)| filter.matches(doc.raw()) == Ok(true))
     };
     !filter.is_cheap() || (plan.reads_more_than(collection, FEW_CANDIDATES) && !found_soon())
+}
+
+/// Whether an index is read that does not have all documents: what has changed may not be in it.
+fn reads_a_part(collection: &Collection, plan: &Plan) -> bool {
+    let Access::Index { index, .. } = &plan.access else { return false };
+    let spec = &collection.indexes()[*index].spec;
+    spec.sparse || spec.partial.is_some()
 }
 
 /// Whether the first candidate that matches is the one.
@@ -169,7 +180,7 @@ fn is_in_order(plan: &Plan, sort: Option<&Sort>) -> bool {
 }
 
 /// Whether a retryable statement is a repetition.
-async fn is_done(engine: &Engine, retry: Option<(&Retry, i32)>) -> Result<bool> {
+pub async fn is_done(engine: &Engine, retry: Option<(&Retry, i32)>) -> Result<bool> {
     let Some((retry, number)) = retry else { return Ok(false) };
     let retry = Box::new(retry.clone());
     engine.ask(|to| Request::IsDone(retry, number, to)).await
@@ -254,9 +265,10 @@ impl Sighting {
         let count = changed.len();
         for (record, doc) in changed.into_iter().filter_map(|(record, doc)| Some((record, doc?))) {
             let mut positional = None;
-            match selection.filter.matches_positional(doc.raw(), &mut positional) {
-                Ok(true) => self.add(selection.sort, Hit { record, doc, positional })?,
-                Ok(false) => {}
+            let matches = selection.filter.matches_positional(doc.raw(), &mut positional);
+            let hit = Hit { record, doc, positional };
+            match matches.and_then(|matches| if matches { self.add(selection.sort, hit) } else { Ok(()) }) {
+                Ok(()) => {}
                 Err(error) if is_interruption(&error) => return Err(error),
                 Err(_) => return Ok(None), // a scan may end before it comes here
             }
@@ -418,6 +430,23 @@ mod tests {
         let seen = || Sighting::new(&one, selection).unwrap();
         assert_eq!(seen().recall(&one, selection, true).unwrap().map(|hits| hits.len()), Some(1));
         assert!(seen().recall(&other, selection, true).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_has_changed_may_not_be_in_a_part_of_the_documents() {
+        let mut there = collection(1);
+        let specs = [
+            (doc! { "key": { "a": 1 }, "name": "all" }, false),
+            (doc! { "key": { "b": 1 }, "name": "sparse", "sparse": true }, true),
+            (doc! { "key": { "c": 1 }, "name": "partial", "partialFilterExpression": { "c": 1 } }, true),
+        ];
+        for (spec, is_part) in specs {
+            let spec = Arc::new(IndexSpec::parse(spec.raw()).unwrap());
+            let hint = Hint::Name(spec.name.clone());
+            Arc::make_mut(&mut there).create_index(spec, &mut Scratch::default()).ok().unwrap();
+            let plan = plan::choose(&there, &Filter::all(), None, Some(&hint)).unwrap();
+            assert_eq!(reads_a_part(&there, &plan), is_part, "{hint:?}");
+        }
     }
 
     #[test]

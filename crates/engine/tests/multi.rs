@@ -285,18 +285,26 @@ async fn a_write_in_parts_is_one_to_its_caller() {
     let failed: Vec<_> = results.iter().map(Result::is_err).collect();
     assert_eq!(failed, [false, true, false, true, false]);
     assert!(find(&engine, &ns, doc! { "n": 8 }).is_empty());
-    let wrong = Surroundings::default().parse_filter(
-        doc! { "$expr": { "$gt": [{ "$divide": [1, { "$subtract": ["$_id", 3999] }] }, 1] } }.raw(),
-    );
+    let divide = doc! { "$divide": [1, { "$subtract": ["$_id", 3999] }] };
+    let wrong = doc! { "$expr": { "$gt": [divide, 1] } };
+    let wrong = || Surroundings::default().parse_filter(wrong.raw()).unwrap();
     let mut failing = statement_update(&ns, none(), set(8), false, false);
     if let Statement::Update(update) = &mut failing {
-        update.filter = wrong.unwrap();
+        update.filter = wrong();
     }
     let last = || statement_insert(&ns, doc! { "_id": "last" });
     let reply =
         bounded(engine.write(write_of(vec![delete_one(doc! { "_id": "new" }), failing, last()]))).await;
     let failed: Vec<_> = reply.unwrap().results.iter().map(Result::is_err).collect();
     assert_eq!(failed, [false, true], "it fails in its place");
+    let mut failing = statement_update(&ns, none(), set(8), false, false);
+    if let Statement::Update(update) = &mut failing {
+        update.filter = wrong();
+    }
+    let mended = delete_one(doc! { "_id": 3999 });
+    let reply = bounded(engine.write(write_of(vec![mended, failing]))).await;
+    let failed: Vec<_> = reply.unwrap().results.iter().map(Result::is_err).collect();
+    assert_eq!(failed, [false, false], "what came before has mended that");
     let twice = Retry { statements: vec![1, 2, 3, 4, 1], number: 2, ..retry };
     assert_eq!(write_retryable(&engine, statements(), twice).await.unwrap_err().code.number, 2);
 }
@@ -307,10 +315,20 @@ async fn a_write_in_parts_is_as_lasting_as_it_asks_for() {
     let plain = Write { ack: Ack::SYNCED, ..write_of(vec![statement_insert(&ns(), doc! { "_id": "a" })]) };
     let expected = bounded(engine.write(plain)).await.unwrap().receipt.acked;
     let long = || delete_one(doc! { "n": 9 });
+    let many = || statement_update(&ns(), doc! { "n": 1 }, doc! { "$set": { "n": 1 } }, true, false);
+    let wrong = || statement_update(&ns(), doc! { "n": 1 }, doc! { "$inc": { "_id": 1 } }, true, false);
     let twice = || statement_insert(&ns(), doc! { "_id": "a" });
-    for statements in
-        [vec![long()], vec![long(), long()], vec![long(), twice()], vec![long(), twice(), long()], vec![]]
-    {
+    let ways = [
+        vec![],
+        vec![long()],
+        vec![long(), long()],
+        vec![long(), twice()],
+        vec![long(), twice(), long()],
+        vec![long(), many()],
+        vec![long(), wrong()],
+        vec![long(), wrong(), long()],
+    ];
+    for statements in ways {
         let write = Write { ack: Ack::SYNCED, ..write_of(statements) };
         assert_eq!(bounded(engine.write(write)).await.unwrap().receipt.acked, expected);
     }

@@ -86,7 +86,16 @@ impl Reply {
         }
     }
 
-    /// Sends the error that came instead: nothing of it was done.
+    /// Whether it is of a request that writes nothing, but waits for what was written before.
+    pub fn only_waits(&self) -> bool {
+        match self {
+            Reply::Settled(_) => true,
+            Reply::Write(_, done) => done.as_ref().is_ok_and(|done| done.results.is_empty()),
+            _ => false,
+        }
+    }
+
+    /// Sends the error that came instead: nothing of it was done in this batch.
     pub fn refuse(self, error: &Error) {
         match self {
             Reply::Write(to, _) => drop(to.send(Err(error.clone()))),
