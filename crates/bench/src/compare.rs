@@ -47,8 +47,12 @@ pub fn servers(ours: &str, theirs: &str, exchanges: usize, awake: bool) -> Resul
         for _ in 0..ROUNDS {
             own.push(ours.median(exchange, exchanges)?);
             other.push(theirs.median(exchange, exchanges)?);
-            if matches!(exchange, Exchange::Insert | Exchange::Event) {
-                let clients = if matches!(exchange, Exchange::Event) { 2 } else { 1 };
+            let clients = match exchange {
+                Exchange::Insert => 1,
+                Exchange::Event => 2,
+                Exchange::Find | Exchange::Update => 0, // what is found is no fixed reply
+            };
+            if clients > 0 {
                 let bare = Bare::start(clients, ours.lengths)?;
                 least.push(Peer::connect(bare.address(), awake)?.median(exchange, exchanges)?);
             }

@@ -216,8 +216,8 @@ fn rename(
     let source = source.ok_or_else(|| {
         Error::new(code::NAMESPACE_NOT_FOUND, format!("Source collection {from} does not exist"))
     })?;
-    let mut names = DocBuilder::new();
     to.refuse_special()?;
+    let mut names = DocBuilder::new();
     names.append("from", from.full()).append("to", to.full());
     if let Some(target) = seq.state.collection(to).cloned() {
         if !drop_target {

@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::plan::{self, Plan};
 use crate::scan::Scan;
 use crate::sequencer::{Request, is_interruption};
-use crate::sighting::Sighting;
+use crate::sighting::{Selection, Sighting};
 use crate::state::State;
 use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::{Error, Result, Timestamp, code};
@@ -94,11 +94,7 @@ pub fn is_much(engine: &Engine, statement: &Statement) -> bool {
 
 /// How to look for a statement's documents, if that is much work.
 fn planned(state: &State, statement: &Statement) -> Option<(Arc<Collection>, Plan)> {
-    let (ns, filter, hint) = match statement {
-        Statement::Update(update) => (&update.ns, &update.filter, update.hint.as_ref()),
-        Statement::Delete(delete) => (&delete.ns, &delete.filter, delete.hint.as_ref()),
-        Statement::Insert { .. } | Statement::Refused(_) => return None,
-    };
+    let Selection { ns, filter, hint, .. } = Selection::of(statement)?;
     let collection = state.collection(ns).filter(|there| there.info.view.is_none())?;
     let plan = plan::choose(collection, filter, None, hint).ok()?;
     let is_much = !filter.is_cheap() || plan.reads_more_than(collection, FEW_CANDIDATES);
@@ -108,20 +104,17 @@ fn planned(state: &State, statement: &Statement) -> Option<(Arc<Collection>, Pla
 /// What matches a statement's filter.
 fn find(collection: Arc<Collection>, plan: Plan, statement: &Statement) -> Result<Candidates> {
     let mut found = Candidates { collection: collection.info.number, records: Vec::new() };
-    let filter = match statement {
-        Statement::Update(update) => &update.filter,
-        Statement::Delete(delete) => &delete.filter,
-        Statement::Insert { .. } | Statement::Refused(_) => return Ok(found),
-    };
+    let Some(selection) = Selection::of(statement) else { return Ok(found) };
     for (record, doc) in Scan::new(collection, plan) {
-        if filter.matches(doc.raw())? {
+        if selection.filter.matches(doc.raw())? {
             found.records.push(record);
         }
     }
     Ok(found)
 }
 
-fn internal(error: &dyn std::error::Error) -> Error {
+/// The error of a search that did not come to its end.
+pub fn internal(error: &dyn std::error::Error) -> Error {
     Error::new(code::INTERNAL_ERROR, format!("documents could not be looked for: {error}"))
 }
 

@@ -292,7 +292,7 @@ impl Sequencer {
 
     /// Fails if something new of so many bytes is not to be stored in the collection, for lack of memory or disk.
     pub(crate) fn check_room(&mut self, ns: &Namespace, bytes: usize, batch: &Batch) -> Result<()> {
-        let is_short = self.disk.is_short() || self.log.is_short();
+        let is_short = self.is_disk_short();
         if !is_short {
             self.reserve.restore();
         }
@@ -314,11 +314,15 @@ impl Sequencer {
     /// log.
     pub(crate) fn check_change(&self, before: usize, after: usize, in_log: usize) -> Result<()> {
         self.memory.check_growth(self.stored_bytes(), after.saturating_sub(before) as u64)?;
-        let is_short = self.disk.is_short() || self.log.is_short();
-        if is_short && !limits::is_small_change(in_log as u64) {
+        if self.is_disk_short() && !limits::is_small_change(in_log as u64) {
             return Err(limits::disk_is_short());
         }
         Ok(())
+    }
+
+    /// Whether the disk is short, for a checkpoint or for the log.
+    fn is_disk_short(&self) -> bool {
+        self.disk.is_short() || self.log.is_short()
     }
 
     /// Bytes of all that is kept: documents, index entries, retry records.

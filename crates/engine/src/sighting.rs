@@ -17,7 +17,7 @@ use crate::collection::Collection;
 use crate::command::{FindAndModify, Hint, Retry, Statement};
 use crate::effects::{CollectionNumber, RecordNumber};
 use crate::engine::Engine;
-use crate::multi::FEW_CANDIDATES;
+use crate::multi::{FEW_CANDIDATES, internal};
 use crate::namespace::Namespace;
 use crate::plan::{self, Access, Plan};
 use crate::scan::Scan;
@@ -26,7 +26,7 @@ use crate::trie::Trie;
 use rockdove_documents::filter::Filter;
 use rockdove_documents::interrupt::{Interrupt, during};
 use rockdove_documents::sort::Sort;
-use rockdove_documents::{Doc, Error, RawDoc, Result, code};
+use rockdove_documents::{Doc, RawDoc, Result};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
@@ -54,6 +54,18 @@ pub struct Selection<'s> {
     pub hint: Option<&'s Hint>,
 }
 
+impl Selection<'_> {
+    /// That of a statement, which may be about many documents.
+    pub fn of(statement: &Statement) -> Option<Selection<'_>> {
+        let (ns, filter, sort, hint) = match statement {
+            Statement::Update(update) => (&update.ns, &update.filter, &update.sort, &update.hint),
+            Statement::Delete(delete) => (&delete.ns, &delete.filter, &None, &delete.hint),
+            Statement::Insert { .. } | Statement::Refused(_) => return None,
+        };
+        Some(Selection { ns, filter, sort: sort.as_ref(), hint: hint.as_ref() })
+    }
+}
+
 /// What may be about one document.
 pub trait Selects {
     /// Which one, if it is about one that is there.
@@ -62,14 +74,7 @@ pub trait Selects {
 
 impl Selects for Statement {
     fn selection(&self) -> Option<Selection<'_>> {
-        let (ns, filter, sort, hint) = match self {
-            Statement::Update(update) if !update.multi => {
-                (&update.ns, &update.filter, &update.sort, &update.hint)
-            }
-            Statement::Delete(delete) if !delete.multi => (&delete.ns, &delete.filter, &None, &delete.hint),
-            _ => return None,
-        };
-        Some(Selection { ns, filter, sort: sort.as_ref(), hint: hint.as_ref() })
+        if self.is_multi() { None } else { Selection::of(self) }
     }
 }
 
@@ -140,10 +145,6 @@ pub async fn look<T: Selects + Send + 'static>(
         }
     };
     tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error))?
-}
-
-fn internal(error: &dyn std::error::Error) -> Error {
-    Error::new(code::INTERNAL_ERROR, format!("a document could not be looked for: {error}"))
 }
 
 /// Whether it would be much work to look.

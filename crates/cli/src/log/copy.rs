@@ -49,7 +49,7 @@ impl Export {
         }
         out.flush()?;
         bar.finish_and_clear();
-        eprintln!("{}", if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") });
+        eprintln!("{}", entries(count));
         Ok(Exit::Done)
     }
 }
@@ -109,9 +109,14 @@ impl Import {
         }
         writer.close()?;
         bar.finish_and_clear();
-        eprintln!("{}", if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") });
+        eprintln!("{}", entries(count));
         Ok(Exit::Done)
     }
+}
+
+/// A number of entries, in words.
+fn entries(count: u64) -> String {
+    if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
 }
 
 fn style() -> anyhow::Result<ProgressStyle> {
