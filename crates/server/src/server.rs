@@ -119,16 +119,17 @@ impl Server {
     }
 
     /// Stops: no new connections, clients get `ShutdownInProgress`, connections that do not end in time are cut, the
-    /// log is closed cleanly.
-    pub async fn stop(self) -> Result<(), String> {
+    /// log is closed cleanly. The address and the folder are free when it returns.
+    pub async fn stop(mut self) -> Result<(), String> {
         self.phase.send_replace(Phase::Stopping);
         self.shared.topology.stop();
+        self.acceptor.abort();
+        let _ = (&mut self.acceptor).await; // its end closes the listener
         if tokio::time::timeout(self.drain, self.all_ended()).await.is_err() {
             tracing::warn!("some connections did not end in {:?} and are cut", self.drain);
             self.phase.send_replace(Phase::Cut);
             let _ = tokio::time::timeout(self.drain, self.all_ended()).await; // who computes just now ends a little later
         }
-        self.acceptor.abort();
         self.shared.engine.close().await
     }
 
