@@ -33,6 +33,20 @@ async fn a_taken_port_is_named() {
     assert!(matches!(second, StartError::AddressTaken(address) if address == listen));
     assert!(second.to_string().contains("--listen"), "{second}");
     stop(first).await;
+}
+
+/// The only worker is busy: what is told to end does not do so at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_port_is_free_after_the_stop() {
+    let first = Server::start(config(Storage::Memory)).await.unwrap();
+    let listen = first.address();
+    let (begun, begins) = tokio::sync::oneshot::channel();
+    tokio::spawn(async {
+        begun.send(()).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+    });
+    begins.await.unwrap();
+    stop(first).await;
     let again = Server::start(Config { listen, ..config(Storage::Memory) }).await.unwrap();
     stop(again).await;
 }
