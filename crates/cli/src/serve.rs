@@ -50,7 +50,12 @@ fn advertised(text: &str) -> Result<String, String> {
     };
     match text.rsplit_once(':') {
         Some((host, port)) if !odd(host) && port.parse::<u16>().is_ok_and(|port| port > 0) => {
-            Ok(text.to_owned())
+            match text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
+                true => {
+                    Err("no client can connect to all addresses of a machine: name one of them".to_owned())
+                }
+                false => Ok(text.to_owned()),
+            }
         }
         _ => {
             Err("a host and a port are needed: bus1.example.com:27017, 10.0.0.7:27017 or [::1]:27017"
@@ -75,7 +80,8 @@ pub struct Serve {
     /// Address and port to listen on
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:27017", env = "ROCKDOVE_LISTEN", value_parser = address)]
     listen: SocketAddr,
-    /// Name and port that clients use to reach this server, if not the address it listens on
+    /// Host and port that clients are told to use: drivers go there, whatever address they were given (default: the address
+    /// it listens on; the machine's name if that is 0.0.0.0 or [::])
     #[arg(long, value_name = "HOST:PORT", value_parser = advertised)]
     advertise: Option<String>,
     /// Folder to store in
@@ -248,6 +254,13 @@ impl Serve {
             Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
         }
         println!("  connect    {uri}");
+        if self.advertise.is_none() && server.address().ip().is_unspecified() {
+            println!(
+                "             clients have to know this machine as {}; else start it",
+                server.advertised()
+            );
+            println!("             with --advertise HOST:PORT");
+        }
         let majority = match (storage, self.majority) {
             (Storage::Memory, _) => {
                 "w: majority and j: true mean written in memory, there is no disk to wait for"
@@ -303,9 +316,21 @@ mod tests {
         for right in ["bus1.example.com:27017", "bus1:1", "10.0.0.7:65535", "[::1]:27017"] {
             assert_eq!(advertised(right).as_deref(), Ok(right));
         }
-        for wrong in
-            ["", ":", ":27017", "bus1", "bus1:", "bus1:0", "bus1:70000", "bus1:x", "a b:1", "a,b:1", "::1:1"]
-        {
+        for wrong in [
+            "0.0.0.0:1",
+            "[::]:1",
+            "",
+            ":",
+            ":27017",
+            "bus1",
+            "bus1:",
+            "bus1:0",
+            "bus1:70000",
+            "bus1:x",
+            "a b:1",
+            "a,b:1",
+            "::1:1",
+        ] {
             assert!(advertised(wrong).is_err(), "{wrong}");
         }
         assert!(set_name("rs0").is_ok() && set_name("my-set_1").is_ok());

@@ -107,6 +107,8 @@ impl std::fmt::Debug for Engine {
 }
 
 struct Inner {
+    /// Dropped first: it is at work in the folder, which is free for others once the sequencer has ended.
+    keeper: Mutex<Option<Keeper>>,
     requests: mpsc::Sender<Request>,
     desk: Arc<Desk>,
     published: Arc<ArcSwap<State>>,
@@ -119,7 +121,6 @@ struct Inner {
     object_ids: (u64, AtomicU64),
     closing: AtomicBool,
     sequencer: Mutex<Option<JoinHandle<()>>>,
-    keeper: Mutex<Option<Keeper>>,
     /// Turns for statements that look for many documents.
     looking: Arc<Semaphore>,
     /// The turn to build indexes of a large collection.
@@ -394,7 +395,9 @@ impl Engine {
         if self.0.closing.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        // First: a checkpoint that is being written belongs to the folder, which is free for others once the log is closed.
         let keeper = self.0.keeper.lock().take();
+        let kept = tokio::task::spawn_blocking(move || drop(keeper)).await.map_err(|error| error.to_string());
         let (reply, answer) = oneshot::channel();
         let stopped = match self.0.requests.send(Request::Stop(reply)).await {
             Ok(()) => answer.await.unwrap_or_else(|_| Err("the sequencer ended unexpectedly".into())),
@@ -402,11 +405,10 @@ impl Engine {
         };
         let (sequencer, feed) = (self.0.sequencer.lock().take(), self.0.feed.clone());
         let joined = tokio::task::spawn_blocking(move || {
-            drop(keeper);
             feed.stop();
             sequencer.map_or(Ok(()), |thread| thread.join().map_err(|_| "the sequencer panicked".to_string()))
         });
-        stopped.and(joined.await.map_err(|error| error.to_string())?)
+        kept.and(stopped).and(joined.await.map_err(|error| error.to_string())?)
     }
 }
 

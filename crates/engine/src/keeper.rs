@@ -1,7 +1,7 @@
-//! The keeper: one thread that deletes expired documents on time, writes checkpoints and watches the disk: its space, and
-//! whether it answers.
+//! The keeper: two threads that do what nobody asks for. One deletes expired documents on time and watches the disk: its
+//! space, and whether it answers. The other writes checkpoints, which may take as long as the disk takes.
 //!
-//! It reads snapshots and asks the sequencer like anybody else; it holds nothing that the engine waits for.
+//! They read snapshots and ask the sequencer like anybody else; they hold nothing that the engine waits for.
 
 use crate::checkpoint::{self, Lineage};
 use crate::effects::CollectionNumber;
@@ -12,8 +12,8 @@ use crate::sequencer::Request;
 use crate::state::State;
 use crate::statement::has_expired;
 use arc_swap::ArcSwap;
-use parking_lot::{Condvar, Mutex};
-use rockdove_journal::{Health, Journal};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rockdove_journal::Journal;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -30,23 +30,45 @@ const HANGS_AFTER: Duration = Duration::from_secs(10);
 const SHORT_EVERY: Duration = Duration::from_secs(1);
 
 /// What is watched.
+#[derive(Clone)]
 pub struct Limits {
     pub memory: Arc<Memory>,
     pub disk: Arc<Disk>,
 }
 
-/// The running thread; dropping it stops and joins it.
+/// The running threads; dropping it stops and joins them.
 pub struct Keeper {
-    stop: Arc<(Mutex<bool>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
+    stop: Arc<Stop>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-struct Work {
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// How the threads reach the engine.
+#[derive(Clone)]
+struct Access {
     state: Weak<ArcSwap<State>>,
     requests: mpsc::WeakSender<Request>,
     limits: Limits,
     options: Options,
-    journal: Option<(Journal, PathBuf)>,
+}
+
+/// Expired documents, and the disk.
+struct Tending {
+    access: Access,
+    journal: Option<Journal>,
+    /// It was told that the disk hangs.
+    hangs: bool,
+}
+
+struct Checkpoints {
+    access: Access,
+    journal: Journal,
+    dir: PathBuf,
     lineage: Lineage,
     /// The log's size on disk when the last checkpoint was written; at opening, as if what the checkpoint does not
     /// contain had come after it.
@@ -55,12 +77,10 @@ struct Work {
     checkpoint_bytes: u64,
     /// When a checkpoint was last tried because the disk is short.
     tried: Option<Instant>,
-    /// It was told that the disk hangs.
-    hangs: bool,
 }
 
 impl Keeper {
-    /// Starts the thread.
+    /// Starts the threads.
     pub fn start(
         state: Weak<ArcSwap<State>>,
         limits: Limits,
@@ -70,56 +90,73 @@ impl Keeper {
         since: SinceCheckpoint,
         lineage: Lineage,
     ) -> std::io::Result<Keeper> {
-        let log_bytes = journal.as_ref().map_or(0, Journal::disk_bytes);
-        let journal = journal.zip(options.dir.clone());
-        let mut work = Work {
-            state,
-            requests,
-            limits,
-            options: options.clone(),
-            log_bytes_then: log_bytes.saturating_sub(since.log_bytes),
-            checkpoint_bytes: since.checkpoint_bytes,
-            tried: None,
-            hangs: false,
-            journal,
-            lineage,
-        };
-        let stop = Arc::new((Mutex::new(false), Condvar::new()));
-        let stopped = stop.clone();
+        let access = Access { state, requests, limits, options: options.clone() };
+        let mut keeper = Keeper { stop: Arc::default(), threads: Vec::new() };
+        if let Some((journal, dir)) = journal.clone().zip(options.dir.clone()) {
+            let mut checkpoints = Checkpoints {
+                access: access.clone(),
+                log_bytes_then: journal.disk_bytes().saturating_sub(since.log_bytes),
+                checkpoint_bytes: since.checkpoint_bytes,
+                tried: None,
+                journal,
+                dir,
+                lineage,
+            };
+            keeper.start_thread("checkpoints", move || checkpoints.look())?;
+        }
+        let mut tending = Tending { access, journal, hangs: false };
+        keeper.start_thread("keeper", move || tending.look())?;
+        Ok(keeper)
+    }
+
+    fn start_thread(&mut self, name: &str, mut look: impl FnMut() + Send + 'static) -> std::io::Result<()> {
+        let stop = self.stop.clone();
         let run = move || {
-            let mut guard = stopped.0.lock();
-            while !*guard {
-                stopped.1.wait_for(&mut guard, EVERY);
-                if !*guard {
-                    parking_lot::MutexGuard::unlocked(&mut guard, || work.look());
+            let mut asked = stop.asked.lock();
+            while !*asked {
+                stop.changed.wait_for(&mut asked, EVERY);
+                if !*asked {
+                    MutexGuard::unlocked(&mut asked, &mut look);
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("keeper".into()).spawn(run)?;
-        Ok(Keeper { stop, thread: Some(thread) })
+        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(run)?);
+        Ok(())
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        *self.stop.0.lock() = true;
-        self.stop.1.notify_one();
-        if let Some(thread) = self.thread.take() {
+        *self.stop.asked.lock() = true;
+        self.stop.changed.notify_all();
+        for thread in self.threads.drain(..) {
             let _ = thread.join(); // a panic there was reported by the panic hook
         }
     }
 }
 
-impl Work {
+impl Access {
+    fn ask<R>(&self, request: Request, answer: oneshot::Receiver<R>) -> Option<R> {
+        self.requests.upgrade()?.blocking_send(request).ok()?;
+        answer.blocking_recv().ok()
+    }
+
+    /// Looks how much of the disk is free, and notes whether that is too little.
+    fn look_at_disk(&self) -> u64 {
+        self.limits.disk.look(self.limits.memory.used_bytes())
+    }
+}
+
+impl Tending {
     fn look(&mut self) {
         self.watch_syncs();
+        self.access.look_at_disk();
         self.expire();
-        self.checkpoint();
     }
 
     /// Tells when the disk hangs, and when it answers again.
     fn watch_syncs(&mut self) {
-        let Some((journal, _)) = &self.journal else { return };
+        let Some(journal) = &self.journal else { return };
         let hangs = journal.syncing().is_some_and(|took| took >= HANGS_AFTER);
         match (std::mem::replace(&mut self.hangs, hangs), hangs) {
             (false, true) => tracing::warn!(
@@ -133,9 +170,9 @@ impl Work {
 
     /// Has everything deleted whose time is over.
     fn expire(&self) {
-        let Some(state) = self.state.upgrade() else { return };
+        let Some(state) = self.access.state.upgrade() else { return };
         let state = state.load_full();
-        let now = self.options.clock.now_ms();
+        let now = self.access.options.clock.now_ms();
         for collection in state.collections() {
             for spec in collection.indexes().iter().map(|index| &index.spec) {
                 let Some(seconds) = spec.expire_after_seconds else { continue };
@@ -152,23 +189,25 @@ impl Work {
         loop {
             let (reply, answer) = oneshot::channel();
             let request = Request::Expire { collection, index: index.into(), upto_ms, reply };
-            if self.ask(request, answer).is_none_or(|deleted| deleted == 0) {
+            if self.access.ask(request, answer).is_none_or(|deleted| deleted == 0) {
                 return;
             }
         }
     }
+}
 
+impl Checkpoints {
     /// Writes a checkpoint when the log has grown enough since the last, or when the disk is short and the log would
     /// shrink by it.
-    fn checkpoint(&mut self) {
-        let Some((journal, dir)) = &self.journal else { return };
-        let free = self.limits.disk.look(self.limits.memory.used_bytes());
-        let is_short = self.limits.disk.is_short() || journal.is_short_of_space();
+    fn look(&mut self) {
+        let (access, journal) = (&self.access, &self.journal);
+        let free = access.look_at_disk();
+        let is_short = access.limits.disk.is_short() || journal.is_short_of_space();
         let grown = journal.disk_bytes().saturating_sub(self.log_bytes_then);
-        let is_due = grown >= self.options.checkpoint_bytes.max(self.checkpoint_bytes);
+        let is_due = grown >= access.options.checkpoint_bytes.max(self.checkpoint_bytes);
         if is_short {
             // One that cannot fit is not begun: it would take the last space from the deletions.
-            let Some(state) = self.state.upgrade() else { return };
+            let Some(state) = access.state.upgrade() else { return };
             let fits = checkpoint::bytes_of(&state.load()) <= free;
             let shrinks = is_due || journal.bytes_before(journal.written() + 1) > 0;
             if !fits || !shrinks || self.tried.is_some_and(|tried| tried.elapsed() < SHORT_EVERY) {
@@ -179,33 +218,23 @@ impl Work {
             return;
         }
         let (reply, answer) = oneshot::channel();
-        let Some(mut data) = self.ask(Request::Checkpoint(reply), answer) else { return };
+        let Some(mut data) = access.ask(Request::Checkpoint(reply), answer) else { return };
         if is_short {
             data.wanted_from = data.index + 1; // space goes before history: change streams still have it in memory
         }
-        match save_checkpoint(dir, &data, self.lineage, journal) {
+        match save_checkpoint(&self.dir, &data, self.lineage, journal) {
             Ok(bytes) => self.checkpoint_bytes = bytes,
-            // The engine was closed meanwhile; what is written then needs none.
-            Err(reason) if matches!(journal.health(), Health::Closed) => {
-                tracing::debug!(reason, "no checkpoint was written");
-            }
             Err(reason) => tracing::error!(reason, "no checkpoint was written; the log keeps growing"),
         }
-        self.log_bytes_then = journal.disk_bytes();
+        self.log_bytes_then = self.journal.disk_bytes();
         self.retry_space();
     }
 
     /// Has the log's next segment made ready once more if there was no space for it, but a checkpoint's comes first.
     fn retry_space(&self) {
-        let Some((journal, _)) = &self.journal else { return };
-        let wanted = self.limits.memory.used_bytes();
-        if self.limits.disk.look(wanted) >= wanted.saturating_add(self.options.segment_bytes) {
-            journal.retry_space();
+        let wanted = self.access.limits.memory.used_bytes();
+        if self.access.look_at_disk() >= wanted.saturating_add(self.access.options.segment_bytes) {
+            self.journal.retry_space();
         }
-    }
-
-    fn ask<R>(&self, request: Request, answer: oneshot::Receiver<R>) -> Option<R> {
-        self.requests.upgrade()?.blocking_send(request).ok()?;
-        answer.blocking_recv().ok()
     }
 }

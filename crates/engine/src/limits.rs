@@ -188,24 +188,30 @@ pub struct Disk {
     /// `None` in memory only: never short.
     dir: Option<PathBuf>,
     is_short: AtomicBool,
+    /// It did not say how much is free when last asked.
+    is_silent: AtomicBool,
 }
 
 impl Disk {
     /// The disk that holds `dir`.
     pub fn new(dir: Option<PathBuf>) -> Disk {
-        Disk { dir, is_short: AtomicBool::new(false) }
+        Disk { dir, ..Disk::default() }
     }
 
-    /// Looks how much is free and notes whether it is less than `wanted` bytes. Returns what is free.
+    /// Looks how much is free and notes whether it is less than `wanted` bytes. Returns what is free; where that cannot be
+    /// known, which is told once, no space is missed.
     pub fn look(&self, wanted: u64) -> u64 {
         let Some(dir) = &self.dir else { return u64::MAX };
         let free = match rustix::fs::statvfs(dir) {
             Ok(found) => found.f_bavail.saturating_mul(found.f_frsize),
             Err(error) => {
-                tracing::warn!(%error, dir = %dir.display(), "the disk does not say how much is free");
+                if !self.is_silent.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, dir = %dir.display(), "the disk does not say how much is free");
+                }
                 return u64::MAX;
             }
         };
+        self.is_silent.store(false, Ordering::Relaxed);
         let is_short = free < wanted;
         if is_short && !self.is_short.swap(is_short, Ordering::Relaxed) {
             tracing::warn!(

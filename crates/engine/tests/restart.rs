@@ -3,7 +3,12 @@
 mod support;
 
 use rockdove_documents::{Value, doc};
-use rockdove_engine::{Ack, Definition, Engine, IndexChoice, Namespace, Options, Outcome, Retry, Token};
+use rockdove_engine::{
+    Ack, Definition, Engine, IndexChoice, JournalOpenError, Namespace, OpenError, Options, Outcome, Retry,
+    Token,
+};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 use support::*;
 
 fn everything(engine: &Engine) -> Vec<String> {
@@ -101,15 +106,53 @@ fn checkpoints(dir: &std::path::Path) -> Vec<String> {
     names.filter(|name| name.ends_with(".checkpoint")).collect()
 }
 
-/// Lets the keeper look at everything at least once: between the ends of two documents there is a whole look.
-async fn one_look(engine: &Engine) {
+/// Lets the keeper look at everything more than once: it looks four times a second.
+async fn one_look() {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+/// A data folder whose next checkpoint takes until the file behind the path is opened to be read: a pipe lies where it is
+/// to be written.
+fn next_checkpoint_waits(dir: &Path) -> PathBuf {
+    let pipe = dir.join("checkpoint.tmp");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    pipe
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_holds_up_neither_expiry_nor_the_end_but_the_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let options =
+        Options { segment_bytes: 1 << 20, checkpoint_bytes: 1 << 20, ..Options::stored_in(dir.path()) };
+    let engine = open(options.clone()).await;
+    let pipe = next_checkpoint_waits(dir.path());
     let over = Namespace::new("db", "over").unwrap();
     let ttl = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 0 };
-    define(engine, Definition::CreateIndexes { ns: over.clone(), specs: vec![ttl] }).await.unwrap();
-    for _ in 0..2 {
-        insert(engine, &over, doc! { "at": Value::DateTime(1) }).await.unwrap();
-        eventually("the document is over", || find(engine, &over, doc! {}).is_empty()).await;
+    define(&engine, Definition::CreateIndexes { ns: over.clone(), specs: vec![ttl] }).await.unwrap();
+    for n in 0..300 {
+        insert(&engine, &ns(), doc! { "_id": n, "big": "x".repeat(10_000) }).await.unwrap();
     }
+    one_look().await;
+    insert(&engine, &over, doc! { "at": Value::DateTime(1) }).await.unwrap();
+    eventually("the document is over", || find(&engine, &over, doc! {}).is_empty()).await;
+
+    let closing = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.close().await }
+    });
+    one_look().await;
+    let second = options.clone();
+    let second = tokio::task::spawn_blocking(move || Engine::open(second).err()).await.unwrap();
+    assert!(matches!(second, Some(OpenError::Journal(JournalOpenError::Locked { .. }))), "{second:?}");
+    let read = tokio::task::spawn_blocking(move || {
+        std::io::copy(&mut std::fs::File::open(pipe)?, &mut std::io::sink())
+    });
+    bounded(closing).await.unwrap().unwrap();
+    bounded(read).await.unwrap().unwrap();
+    assert_eq!(checkpoints(dir.path()), [FIRST], "into a pipe none can be written");
+    let engine = open(options).await;
+    assert_eq!(find(&engine, &ns(), doc! {}).len(), 300);
+    engine.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +162,7 @@ async fn opening_is_no_reason_for_a_checkpoint() {
         Options { segment_bytes: 1 << 20, checkpoint_bytes: 1 << 20, ..Options::stored_in(dir.path()) };
     for _ in 0..2 {
         let engine = open(options.clone()).await;
-        one_look(&engine).await;
+        one_look().await;
         assert_eq!(checkpoints(dir.path()), [FIRST]);
         engine.close().await.unwrap();
     }
@@ -129,7 +172,7 @@ async fn opening_is_no_reason_for_a_checkpoint() {
     for n in 0..20 {
         insert(&engine, &ns(), doc! { "_id": n, "text": "x".repeat(100_000) }).await.unwrap();
     }
-    one_look(&engine).await;
+    one_look().await;
     assert_eq!(checkpoints(dir.path()), [FIRST]);
     engine.close().await.unwrap();
     let engine = open(options).await;

@@ -36,7 +36,8 @@ pub enum Personality {
 pub struct Config {
     /// Where it listens; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// `host:port` as clients write it; `None` takes the address it listens on.
+    /// `host:port` as clients write it; `None` takes the address it listens on, or the machine's name if that stands for
+    /// all its addresses.
     pub advertise: Option<String>,
     /// Where it stores.
     pub storage: Storage,

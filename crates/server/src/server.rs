@@ -7,6 +7,7 @@ use rockdove_mongo::connection::serve_connection;
 use rockdove_mongo::shared::Shared;
 use rockdove_mongo::topology::Identity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::system::uname;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -103,9 +104,14 @@ impl Server {
         self.address
     }
 
+    /// Host and port that clients are told to use.
+    pub fn advertised(&self) -> &str {
+        &self.shared.identity.advertised
+    }
+
     /// The connection string that reaches it.
     pub fn uri(&self) -> String {
-        format!("mongodb://{}/?replicaSet={}", self.shared.identity.advertised, self.shared.identity.set_name)
+        format!("mongodb://{}/?replicaSet={}", self.advertised(), self.shared.identity.set_name)
     }
 
     /// What opening the storage found.
@@ -195,12 +201,21 @@ fn explain(storage: &Storage, error: OpenError) -> StartError {
 fn identity(config: &Config, address: SocketAddr) -> Identity {
     Identity {
         set_name: config.set_name.clone(),
-        advertised: config.advertise.clone().unwrap_or_else(|| address.to_string()),
+        advertised: config.advertise.clone().unwrap_or_else(|| reachable(address)),
         poppydb: config.personality == Personality::Poppydb,
         majority: if config.majority_on_disk { Level::QuorumSync } else { Level::Replicated },
         has_risk_policy: config.risk.is_some(),
         test_commands: config.test_commands,
         ..Identity::default()
+    }
+}
+
+/// The address under which clients reach a server that listens on this one: drivers go where they are told, so it is never
+/// the one that stands for all addresses of the machine.
+fn reachable(address: SocketAddr) -> String {
+    match address.ip().is_unspecified() {
+        true => format!("{}:{}", uname().nodename().to_string_lossy(), address.port()),
+        false => address.to_string(),
     }
 }
 

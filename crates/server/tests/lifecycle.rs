@@ -3,7 +3,7 @@
 use rockdove_documents::{Doc, Value, doc};
 use rockdove_mongo::codec::{Flags, Header, MSG_HEAD_BYTES, encode_msg};
 use rockdove_server::{Config, Server, StartError, Storage};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -119,6 +119,24 @@ async fn a_connection_that_does_not_end_is_cut() {
     stop(server).await;
     let end = tokio::time::timeout(Duration::from_secs(20), busy.read(&mut [0; 1])).await;
     assert!(matches!(end.expect("the connection is cut"), Ok(0) | Err(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_are_never_sent_to_an_address_that_stands_for_all() {
+    for listen in ["0.0.0.0:0", "[::]:0"].map(|address| address.parse::<SocketAddr>().unwrap()) {
+        let server = Server::start(Config { listen, ..config(Storage::Memory) }).await.unwrap();
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.address().port())).await.unwrap();
+        send(&mut stream, &doc! { "hello": 1, "$db": "admin" }).await;
+        let hello = receive(&mut stream).await;
+        let Some(Value::String(me)) = hello.get("me") else { panic!("{hello:?}") };
+        assert!(me.ends_with(&format!(":{}", server.address().port())), "{me}");
+        assert!(
+            me.parse::<SocketAddr>().is_ok_and(|me| !me.ip().is_unspecified()) || !me.starts_with(['0', '[']),
+            "{me}"
+        );
+        drop(stream);
+        stop(server).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
