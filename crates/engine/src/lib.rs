@@ -46,6 +46,7 @@ mod open;
 mod parts;
 mod plan;
 mod prebuilt;
+mod rarely;
 mod risk;
 mod scan;
 mod sequencer;
@@ -70,6 +71,7 @@ pub use index::{ID_INDEX, Index, IndexSpec};
 pub use limits::Memory;
 pub use namespace::{NAMESPACE_BYTES_MAX, Namespace, check_database};
 pub use open::{OpenError, Report};
+pub use rarely::Rarely;
 pub use risk::{RiskField, RiskFieldError, RiskStatus, VALUE_MAX};
 pub use rockdove_journal::{
     Cap, Cause, Exposure, Level, OpenError as JournalOpenError, RiskPolicy, Scope as RiskScope, SyncPolicy,

@@ -40,6 +40,7 @@ use crate::log::{CommitError, CommitLog, Worth};
 use crate::multi::Portion;
 use crate::namespace::Namespace;
 use crate::prebuilt::Prebuilt;
+use crate::rarely::Rarely;
 use crate::risk::Valuation;
 use crate::sessions::{self, Done, STATEMENTS_MAX, Sessions, Stored};
 use crate::sighting::Sighting;
@@ -118,6 +119,7 @@ pub struct Sequencer {
     reserve: Reserve,
     published: Arc<ArcSwap<State>>,
     log: Box<dyn CommitLog>,
+    refused: Rarely,
     sessions: Sessions,
     feed: Arc<Feed>,
     clock: Clock,
@@ -230,6 +232,7 @@ impl Sequencer {
             reserve: Reserve::default(),
             published: start.published,
             log: start.log,
+            refused: Rarely::default(),
             sessions: start.sessions,
             feed: start.feed,
             clock: start.clock,
@@ -718,7 +721,9 @@ impl Sequencer {
     /// Drops what a refused batch did.
     fn take_back(&mut self, error: CommitError) -> Error {
         self.state = State::clone(&self.published.load());
-        tracing::error!(%error, "a batch of writes was refused");
+        if let Some(left_out) = self.refused.tell() {
+            tracing::error!(%error, left_out, "a batch of writes was refused; this is told once a minute");
+        }
         match error {
             CommitError::NoSpace(reason) => Error::new(code::OUT_OF_DISK_SPACE, reason),
             CommitError::TooLarge(reason) => Error::new(code::BSON_OBJECT_TOO_LARGE, reason),

@@ -1,10 +1,11 @@
 //! A running server: its listener and its end.
 
 use crate::config::{Config, Personality, Storage};
-use rockdove_engine::{Engine, Level, OpenError, Report};
+use rockdove_engine::{Engine, Level, OpenError, Rarely, Report};
 use rockdove_mongo::busy_poll::BusyPoll;
+use rockdove_mongo::commands::sink::remove_unfinished;
 use rockdove_mongo::connection::serve_connection;
-use rockdove_mongo::shared::Shared;
+use rockdove_mongo::shared::{Counters, Shared};
 use rockdove_mongo::topology::Identity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::system::uname;
@@ -13,7 +14,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -24,8 +25,6 @@ const BACKLOG: i32 = 4096;
 /// Pause after the system refused to accept a connection (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Between two warnings that connections cannot be accepted.
-const ACCEPT_WARNINGS: Duration = Duration::from_secs(60);
 /// Files the server needs besides its connections: segments, checkpoints, the runtime's own.
 const OTHER_FILES: u64 = 256;
 
@@ -54,6 +53,9 @@ pub enum StartError {
     /// The engine did not start.
     #[error("cannot start: {0}")]
     Engine(#[source] OpenError),
+    /// What an earlier run has left half done cannot be removed.
+    #[error("cannot remove what an interrupted $out has left: {0}")]
+    Unfinished(String),
 }
 
 /// What the server's tasks are told.
@@ -88,6 +90,7 @@ impl Server {
             Ok(opened) => opened.map_err(|error| explain(&config.storage, error))?,
             Err(panicked) => return Err(StartError::Engine(OpenError::Io(io::Error::other(panicked)))),
         };
+        remove_unfinished(&engine).await.map_err(StartError::Unfinished)?;
         allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
         let busy_poll = BusyPoll::where_it_helps(config.busy_poll);
         let shared = Shared::new(identity(&config, address), engine, busy_poll, config.arguments.clone());
@@ -205,6 +208,7 @@ fn identity(config: &Config, address: SocketAddr) -> Identity {
         poppydb: config.personality == Personality::Poppydb,
         majority: if config.majority_on_disk { Level::QuorumSync } else { Level::Replicated },
         has_risk_policy: config.risk.is_some(),
+        connections_max: config.connections_max,
         test_commands: config.test_commands,
         ..Identity::default()
     }
@@ -226,18 +230,17 @@ async fn accept(
     connections: Arc<Semaphore>,
     mut told: watch::Receiver<Phase>,
 ) {
-    let mut warned: Option<Instant> = None;
+    let (crowded, failing) = (Rarely::default(), Rarely::default());
     loop {
         let accepted = tokio::select! {
             _ = told.wait_for(|phase| *phase >= Phase::Stopping) => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections, told.clone()),
+            Ok((stream, peer)) => welcome(stream, peer, &shared, &connections, told.clone(), &crowded),
             Err(error) => {
-                if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNINGS) {
+                if failing.tell().is_some() {
                     tracing::warn!(%error, "connections cannot be accepted at present; they wait");
-                    warned = Some(Instant::now());
                 }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
@@ -252,9 +255,13 @@ fn welcome(
     shared: &Arc<Shared>,
     connections: &Arc<Semaphore>,
     mut told: watch::Receiver<Phase>,
+    crowded: &Rarely,
 ) {
     let Ok(permit) = connections.clone().try_acquire_owned() else {
-        tracing::warn!(%peer, "too many connections: one was closed");
+        Counters::add(&shared.counters.connections_rejected, 1);
+        if let Some(left_out) = crowded.tell() {
+            tracing::warn!(%peer, left_out, "too many connections: one was closed; this is told once a minute");
+        }
         return;
     };
     let shared = shared.clone();

@@ -122,6 +122,45 @@ async fn a_connection_that_does_not_end_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_interrupted_out_has_left_goes_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    for (begun, expected) in [(true, vec!["mine", "tmp.agg_out.1"]), (false, vec!["mine"])] {
+        let server = Server::start(config(folder(dir.path()))).await.unwrap();
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        for name in ["mine", "tmp.agg_out.1"].into_iter().filter(|_| begun) {
+            send(&mut stream, &doc! { "create": name, "$db": "db" }).await;
+            receive(&mut stream).await;
+        }
+        send(&mut stream, &doc! { "listCollections": 1, "nameOnly": true, "$db": "db" }).await;
+        let reply = receive(&mut stream).await;
+        let listed = format!("{reply:?}");
+        for name in ["mine", "tmp.agg_out.1"] {
+            assert_eq!(listed.contains(name), expected.contains(&name), "{listed}");
+        }
+        drop(stream);
+        stop(server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_connections_are_closed_and_counted() {
+    let server = Server::start(Config { connections_max: 1, ..config(Storage::Memory) }).await.unwrap();
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    send(&mut stream, &doc! { "ping": 1, "$db": "admin" }).await;
+    receive(&mut stream).await;
+    let mut second = TcpStream::connect(server.address()).await.unwrap();
+    let end = tokio::time::timeout(Duration::from_secs(20), second.read(&mut [0; 1])).await;
+    assert!(matches!(end.expect("it is closed"), Ok(0) | Err(_)));
+    send(&mut stream, &doc! { "serverStatus": 1, "$db": "admin" }).await;
+    let status = receive(&mut stream).await;
+    let connections = status.get("connections").and_then(|found| found.as_document()).unwrap();
+    let count = |name| connections.get(name).and_then(|count| count.as_integer());
+    assert_eq!((count("current"), count("available"), count("rejected")), (Some(1), Some(0), Some(1)));
+    drop(stream);
+    stop(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn clients_are_never_sent_to_an_address_that_stands_for_all() {
     for listen in ["0.0.0.0:0", "[::]:0"].map(|address| address.parse::<SocketAddr>().unwrap()) {
         let server = Server::start(Config { listen, ..config(Storage::Memory) }).await.unwrap();

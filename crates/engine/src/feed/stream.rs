@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a stream of a pipeline that may take long evaluates before it delivers what it found.
-const ASIDE_TIME: Duration = Duration::from_millis(50);
+pub(super) const ASIDE_TIME: Duration = Duration::from_millis(50);
 
 /// One client's change stream.
 pub struct ChangeStream {
@@ -63,6 +63,8 @@ impl ChangeStream {
     async fn take(&mut self, count_max: usize, bytes_max: usize) -> Result<Batch> {
         let (mut events, mut bytes) = (Vec::new(), 0);
         let mut token = None;
+        // The stream's own moves with what is returned only: until then the future may be dropped.
+        let mut position = self.position;
         if let Some(last) = self.owed.take() {
             token = last.get("_id").and_then(|id| id.as_document()).map(|id| id.to_doc());
             events.push(last);
@@ -72,7 +74,7 @@ impl ChangeStream {
             if self.shared.stopping.load(Ordering::Acquire) {
                 return Err(shutting_down());
             }
-            let (found, seen_upto) = self.look().await?;
+            let (found, seen_upto) = self.look(position).await?;
             let nothing = found.is_empty();
             for found in found {
                 let size =
@@ -92,7 +94,7 @@ impl ChangeStream {
                         }
                     }
                 }
-                self.position = found.at;
+                position = found.at;
                 if let Some(last) = found.invalidate {
                     token = last.get("_id").and_then(|id| id.as_document()).map(|id| id.to_doc());
                     events.push(last);
@@ -100,31 +102,32 @@ impl ChangeStream {
                     break 'more;
                 }
             }
-            if seen_upto > self.position {
-                self.position = seen_upto;
+            if seen_upto > position {
+                position = seen_upto;
                 token = None;
             } else if nothing {
                 break;
             }
         }
+        self.position = position;
         let resume_token = token.unwrap_or_else(|| self.high_water());
         Ok(Batch { events, resume_token, ended: self.ended })
     }
 
-    /// What comes after the position, and up to where everything was looked at.
-    async fn look(&self) -> Result<(Vec<Found>, Timestamp)> {
+    /// What comes after a position, and up to where everything was looked at.
+    async fn look(&self, position: Timestamp) -> Result<(Vec<Found>, Timestamp)> {
         let dispatched = Timestamp::from_bits(self.shared.dispatched.load(Ordering::Acquire));
-        if let Some(found) = self.group.recall(self.position) {
-            let upto = if found.len() < CHUNK { dispatched } else { self.position };
+        if let Some(found) = self.group.recall(position) {
+            let upto = if found.len() < CHUNK { dispatched } else { position };
             // Events may have been remembered after the mark was read: they count, they are newer.
             let upto = found
                 .last()
                 .map_or(upto, |last| if found.len() < CHUNK { upto.max(last.at) } else { last.at });
             return Ok((found, upto));
         }
-        self.shared.check_history(self.position)?;
-        let events = self.shared.ring.read().after(self.position, CHUNK);
-        let upto = events.last().map_or(self.position, |event| event.at);
+        self.shared.check_history(position)?;
+        let events = self.shared.ring.read().after(position, CHUNK);
+        let upto = events.last().map_or(position, |event| event.at);
         let (group, epoch) = (self.group.clone(), self.shared.epoch);
         if events.is_empty() || group.is_cheap() {
             let found = events.iter().filter_map(|event| group.evaluate(event, epoch)).collect();

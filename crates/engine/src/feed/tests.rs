@@ -1,5 +1,6 @@
 //! Streams that keep up, streams that do not, and what either costs the other.
 
+use super::stream::ASIDE_TIME;
 use super::*;
 use crate::event::{Change, Token, key_of};
 use crate::namespace::Namespace;
@@ -219,6 +220,28 @@ async fn a_slow_pipeline_holds_up_its_own_stream_only() {
     let turns =
         tokio::time::timeout(Duration::from_secs(5), feed.shared.aside.acquire_many(ASIDE_MAX as u32));
     assert!(turns.await.is_ok(), "turns come back");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_cancelled_wait_had_found_comes_again() {
+    let feed = feed(1 << 20);
+    let (let_on, slow) = std::sync::mpsc::channel();
+    let slow = Arc::new(Slow(Mutex::new(slow)));
+    let stages = bytes::Bytes::from_static(b"slow");
+    let mut slow = feed.follow(collection(), View::default(), stages, slow, at(0)).unwrap();
+    feed.publish((1..=3).map(|n| insert(n, "a.b")).collect(), at(3));
+    let meanwhile = async {
+        let_on.send(()).unwrap();
+        tokio::time::sleep(2 * ASIDE_TIME).await; // the second is the last of its turn
+        let_on.send(()).unwrap();
+        tokio::time::sleep(2 * ASIDE_TIME).await; // and the third is waited for
+    };
+    tokio::select! {
+        batch = slow.next(9, 1 << 20, Duration::from_secs(30)) => panic!("{batch:?}"),
+        () = meanwhile => {}
+    }
+    (0..10).for_each(|_| let_on.send(()).unwrap());
+    assert_eq!(ids(&mut slow, 3).await, [1, 2, 3]);
 }
 
 #[tokio::test]

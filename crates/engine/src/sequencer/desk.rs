@@ -4,8 +4,13 @@ use super::{BATCH_REQUESTS_MAX, Request, Sequencer};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+/// Where the log has less room than this, the next batch may need a segment that is not there yet, and has to wait for the
+/// disk. More than what a small request writes.
+const ROOM_NOW: u64 = 1 << 20;
+
 /// The place of the one sequencer. Its thread works there; a small request that finds it idle is carried out on
-/// the spot, by the thread that asks, which saves two changes of threads. Whoever holds the lock is the sequencer.
+/// the spot, by the thread that asks, which saves two changes of threads. Whoever holds the lock is the sequencer. Who asks
+/// serves connections: it never waits for the disk.
 ///
 /// The place is empty once the sequencer has closed the log, or has panicked: what it had half done is in no log
 /// and must not be seen, so it ends, whichever thread it was, and every later request is refused.
@@ -37,10 +42,10 @@ impl Desk {
         Desk(Mutex::new(Some(sequencer)))
     }
 
-    /// Carries a request out now if nothing else is being carried out; gives it back otherwise.
+    /// Carries a request out now if nothing else is being carried out and the disk is not needed; gives it back otherwise.
     pub fn try_now(&self, request: Request) -> Option<Request> {
         match self.0.try_lock() {
-            Some(mut place) if place.is_some() => {
+            Some(mut place) if place.as_ref().is_some_and(|it| it.log.room() >= ROOM_NOW) => {
                 Desk::carry_out(&mut place, [request]);
                 None
             }

@@ -64,6 +64,11 @@ impl CommitLog for SmallDisk {
 
     fn request_sync(&self) {}
 
+    fn room(&self) -> u64 {
+        let batches = self.room.load(Ordering::Relaxed).saturating_sub(self.appended.lock().len());
+        batches.saturating_mul(BATCH_BYTES_MAX) as u64
+    }
+
     fn close(self: Box<Self>) -> Result<(), String> {
         Ok(())
     }
@@ -136,6 +141,19 @@ async fn write(running: &Running, statement: Statement, retry: Option<Retry>) ->
 
 fn insert(id: i32) -> Statement {
     Statement::Insert { ns: ns(), doc: doc! { "_id": id } }
+}
+
+#[test]
+fn who_asks_never_waits_for_the_disk() {
+    let disk = SmallDisk::new();
+    let desk = Desk::new(sequencer(disk.clone()));
+    let ask = |id| desk.try_now(request(insert(id), None, Ack::WRITTEN).0);
+    assert!(ask(1).is_none());
+    disk.room.store(1, Ordering::Relaxed);
+    assert!(ask(2).is_some(), "the next batch needs a segment that is not there yet");
+    assert_eq!(disk.appended.lock().len(), 1);
+    disk.room.store(2, Ordering::Relaxed);
+    assert!(ask(2).is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! Read and write concern, and the levels of acknowledgement beside them: what a client asks for, as far as one node
 //! can grant it.
 
-use crate::errors::{Failure, Result};
+use crate::errors::{Failure, Result, wrong_type};
 use rockdove_documents::{Error, RawDoc, Timestamp, Value, code};
 use rockdove_engine::{Level, UnknownLevel, VALUE_MAX};
 use std::time::Duration;
@@ -43,9 +43,12 @@ impl WriteConcern {
                     let number = flag.as_f64().map(|number| number != 0.0);
                     journal |= flag.as_bool().or(number).ok_or_else(|| wrong_type("j", flag, "bool"))?;
                 }
+                ("wtimeout" | "wtimeoutMS", Value::Null | Value::Undefined) => {}
                 ("wtimeout" | "wtimeoutMS", timeout) => {
-                    let milliseconds = timeout.as_integer().and_then(|timeout| u64::try_from(timeout).ok());
-                    parsed.timeout = milliseconds.filter(|timeout| *timeout > 0).map(Duration::from_millis);
+                    let milliseconds =
+                        timeout.as_f64().ok_or_else(|| wrong_type("wtimeout", timeout, "long"))?;
+                    let milliseconds = milliseconds as u64; // what is below zero is 0 then
+                    parsed.timeout = (milliseconds > 0).then(|| Duration::from_millis(milliseconds));
                 }
                 ("provenance" | "getLastError" | "wOpTime" | "wElectionId", _) => {}
                 (unknown, _) => {
@@ -228,14 +231,6 @@ impl ReadConcern {
         }
         Ok(parsed)
     }
-}
-
-fn wrong_type(field: &str, value: Value<'_>, expected: &str) -> Failure {
-    let actual = value.kind().alias();
-    Error::type_mismatch(format!(
-        "BSON field '{field}' is the wrong type '{actual}', expected type '{expected}'"
-    ))
-    .into()
 }
 
 #[cfg(test)]

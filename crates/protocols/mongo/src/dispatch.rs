@@ -8,7 +8,7 @@ use crate::client::{Client, Operation};
 use crate::codec::{Body, Request};
 use crate::commands::{self, Flow, Run, Spec};
 use crate::concern::{Asked, ReadConcern, WriteConcern};
-use crate::errors::{self, Circumstances, Failure, Result};
+use crate::errors::{self, Circumstances, Failure, Result, wrong_type};
 use crate::failpoint::{self, Fault, Target};
 use crate::session::SessionFields;
 use crate::shared::{Counters, Shared, append_times};
@@ -370,6 +370,12 @@ fn check_api_version(command: RawDoc<'_>, spec: &Spec) -> Result<()> {
     use rockdove_documents::Code;
     let version = command.get("apiVersion");
     let strict = command.get("apiStrict");
+    for name in ["apiStrict", "apiDeprecationErrors"] {
+        match command.get(name) {
+            None | Some(Value::Bool(_)) => {}
+            Some(other) => return Err(wrong_type(name, other, "bool")),
+        }
+    }
     match version {
         None if strict.is_some() || command.get("apiDeprecationErrors").is_some() => Err(Failure::new(
             code::FAILED_TO_PARSE,
@@ -385,13 +391,7 @@ fn check_api_version(command: RawDoc<'_>, spec: &Spec) -> Result<()> {
         Some(Value::String(_)) => {
             Err(Failure::new(Code { number: 322, name: "APIVersionError" }, "API version must be \"1\""))
         }
-        Some(other) => Err(Failure::new(
-            code::TYPE_MISMATCH,
-            format!(
-                "BSON field 'apiVersion' is the wrong type '{}', expected type 'string'",
-                other.kind().alias()
-            ),
-        )),
+        Some(other) => Err(wrong_type("apiVersion", other, "string")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Failed commands as clients see them: numbers, names, labels, and the fields of the reply.
 
 use crate::options::FieldError;
-use rockdove_documents::{Code, Doc, DocBuilder, Error, code};
+use rockdove_documents::{Code, Doc, DocBuilder, Error, Value, code};
 use rockdove_engine::WriteError;
 use std::borrow::Cow;
 
@@ -48,6 +48,15 @@ impl Failure {
     pub fn with_details(self, details: Doc) -> Failure {
         Failure { details: Some(details), ..self }
     }
+}
+
+/// The error about a field of a type that it cannot have.
+pub fn wrong_type(field: &str, value: Value<'_>, expected: &str) -> Failure {
+    let actual = value.kind().alias();
+    Error::type_mismatch(format!(
+        "BSON field '{field}' is the wrong type '{actual}', expected type '{expected}'"
+    ))
+    .into()
 }
 
 impl From<Error> for Failure {

@@ -4,7 +4,7 @@
 //! minutes without use. What a retried write did lives with the documents (it must survive a restart);
 //! here is only the registry. Never reads a clock: callers pass `now`.
 
-use crate::errors::{Failure, Result};
+use crate::errors::{Failure, Result, wrong_type};
 use foldhash::HashMap;
 use parking_lot::Mutex;
 use rockdove_documents::{Code, DocBuilder, RawDoc, Value, code};
@@ -71,11 +71,19 @@ impl SessionFields {
     pub fn parse(command: RawDoc<'_>, name: &str, retryable: bool) -> Result<SessionFields> {
         let mut fields = SessionFields::default();
         for element in command {
-            match (element.key_bytes(), element.value()) {
+            let (key, value) = (element.key_bytes(), element.value());
+            let wrong = |expected| Err(wrong_type(element.key(), value, expected));
+            match (key, value) {
+                (_, Value::Null | Value::Undefined) => {}
                 (b"lsid", Value::Document(lsid)) => fields.session = Some(SessionId::parse(lsid)?),
-                (b"txnNumber", value) => fields.transaction_number = value.as_integer(),
-                (b"autocommit", value) => fields.in_transaction = value.as_bool() == Some(false),
-                (b"startTransaction", value) => fields.starts_transaction = value.as_bool() == Some(true),
+                (b"lsid", _) => return wrong("object"),
+                (b"txnNumber", value) => match value.as_integer() {
+                    Some(number) => fields.transaction_number = Some(number),
+                    None => return wrong("long"),
+                },
+                (b"autocommit", Value::Bool(value)) => fields.in_transaction = !value,
+                (b"startTransaction", Value::Bool(value)) => fields.starts_transaction = value,
+                (b"autocommit" | b"startTransaction", _) => return wrong("bool"),
                 _ => {}
             }
         }

@@ -70,6 +70,7 @@ pub struct Counters {
     pub getmore: AtomicU64,
     pub command: AtomicU64,
     pub failed: AtomicU64,
+    pub connections_rejected: AtomicU64,
 }
 
 impl Counters {

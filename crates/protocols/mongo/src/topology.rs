@@ -26,6 +26,8 @@ pub struct Identity {
     pub majority: Level,
     /// Whether the log has a risk policy, so that writes can be acknowledged by their value.
     pub has_risk_policy: bool,
+    /// Connections that it takes at one time.
+    pub connections_max: usize,
     /// Whether fail points can be set. For tests only: any client may then break the service.
     pub test_commands: bool,
     /// Compressors offered to clients.
@@ -42,6 +44,7 @@ impl Default for Identity {
             poppydb: false,
             majority: Level::Replicated,
             has_risk_policy: false,
+            connections_max: 20_000,
             test_commands: false,
             compressors: vec![Compressor::Snappy, Compressor::Zstd, Compressor::Zlib],
         }

@@ -4,7 +4,7 @@ mod support;
 
 use rockdove_documents::{Doc, Owned, Value, doc};
 use rockdove_engine::Namespace;
-use rockdove_mongo::topology::Identity;
+use rockdove_mongo::topology::{Identity, Role};
 use std::time::Duration;
 use support::{Peer, cursor, number, server, server_as, until_waits};
 
@@ -663,6 +663,77 @@ async fn a_wrong_form_fails_the_command_and_a_wrong_statement_itself() {
             peer.run(&back).await;
         }
     }
+}
+
+/// What is passed over here changes what is done: a write without protection, a retry that is carried out again.
+#[tokio::test]
+async fn what_every_command_may_have_is_of_its_type() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let insert = |name: &str, value: Value<'_>, retried: bool| {
+        let mut command = rockdove_documents::DocBuilder::new();
+        command
+            .append_all(doc! { "insert": "c", "documents": [{ "_id": 1 }, { "_id": 2 }], "$db": "db" }.raw());
+        if retried {
+            command.append("lsid", session(1)).append("txnNumber", 1i64);
+        }
+        if name.starts_with("apiD") || name.starts_with("apiS") {
+            command.append("apiVersion", "1");
+        }
+        command.append_value(name, value);
+        command.finish()
+    };
+    let text = Value::String("x");
+    let number = Value::Int32(1);
+    for (name, wrong) in [
+        ("lsid", number),
+        ("autocommit", number),
+        ("startTransaction", number),
+        ("apiVersion", number),
+        ("apiStrict", text),
+        ("apiDeprecationErrors", number),
+        ("writeConcern", text),
+        ("writeConcern", Value::Document(doc! { "wtimeout": "x" }.raw())),
+        ("writeConcern", Value::Document(doc! { "j": "x" }.raw())),
+    ] {
+        assert_eq!(peer.code(&insert(name, wrong, false)).await, 14, "{name}: {wrong:?}");
+    }
+    let mut txn = rockdove_documents::DocBuilder::new();
+    txn.append_all(insert("lsid", Value::Document(session(1).raw()), false).raw()).append("txnNumber", "1");
+    assert_eq!(peer.code(&txn.finish()).await, 14);
+    let mixed = doc! { "ids": [0, "1"] };
+    let few = doc! { "ids": [0] };
+    for (name, wrong, code) in [
+        ("stmtId", text, 14),
+        ("stmtIds", number, 14),
+        ("stmtIds", mixed.get("ids").unwrap(), 14),
+        ("stmtIds", few.get("ids").unwrap(), 16),
+    ] {
+        assert_eq!(peer.code(&insert(name, wrong, true)).await, code, "{name}: {wrong:?}");
+    }
+    let (_, docs) = cursor(&peer.good(&doc! { "find": "c", "$db": "db" }).await);
+    assert!(docs.is_empty(), "nothing was carried out: {docs:?}");
+    for name in ["lsid", "txnNumber", "autocommit", "writeConcern", "readConcern"] {
+        peer.good(&doc! { "delete": "c", "deletes": [{ "q": {}, "limit": 0 }], "$db": "db" }).await;
+        peer.good(&insert(name, Value::Null, false)).await;
+    }
+}
+
+#[tokio::test]
+async fn each_step_down_has_its_own_time() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    let step_down = |seconds: i32| doc! { "replSetStepDown": seconds, "force": true, "$db": "admin" };
+    peer.good(&step_down(1)).await;
+    peer.good(&doc! { "replSetStepUp": 1, "$db": "admin" }).await;
+    peer.good(&step_down(3600)).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert_eq!(shared.topology.state().role, Role::Secondary);
+    peer.good(&doc! { "replSetStepUp": 1, "$db": "admin" }).await;
+    peer.good(&step_down(1)).await;
+    let mut states = shared.topology.watch();
+    let again = states.wait_for(|state| state.role == Role::Primary);
+    assert!(tokio::time::timeout(Duration::from_secs(10), again).await.is_ok());
 }
 
 #[tokio::test]

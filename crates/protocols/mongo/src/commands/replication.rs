@@ -96,10 +96,14 @@ fn step_down(call: &Call<'_>, _: &mut DocBuilder) -> Result<()> {
         ));
     }
     call.shared.topology.step_down();
-    let shared = call.shared.clone();
+    let (shared, stepped_down) = (call.shared.clone(), call.shared.topology.state());
+    let mut states = shared.topology.watch();
     tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(seconds as u64)).await;
-        shared.topology.step_up();
+        // Another change, such as the next step down, has its own time.
+        let changed = states.wait_for(|state| *state != stepped_down);
+        if tokio::time::timeout(Duration::from_secs(seconds as u64), changed).await.is_err() {
+            shared.topology.step_up();
+        }
     });
     Ok(())
 }

@@ -33,8 +33,10 @@ fn server_status(call: &Call<'_>, reply: &mut DocBuilder) -> Result<()> {
     reply.append("uptimeEstimate", uptime.as_secs() as i64).append_date("localTime", now_ms());
     append_asserts(reply, &shared.counters);
     reply.start_document("connections");
-    reply.append("current", shared.clients.count() as i32).append("available", 1_000_000);
-    reply.append("totalCreated", shared.clients.total() as i64).end();
+    let (current, max) = (shared.clients.count(), shared.identity.connections_max);
+    reply.append("current", current as i32).append("available", max.saturating_sub(current) as i32);
+    reply.append("totalCreated", shared.clients.total() as i64);
+    reply.append("rejected", Counters::get(&shared.counters.connections_rejected) as i64).end();
     append_traffic(reply, &shared.counters);
     append_cursors(reply, call);
     super::replication::append_status(reply, call);

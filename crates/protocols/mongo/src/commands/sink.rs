@@ -94,7 +94,7 @@ impl<'c> Writer<'c> {
     /// Puts the results in the place of the collection, which keeps its options and indexes.
     async fn replace(&mut self, ns: &Namespace, results: Vec<Doc>) -> Result<()> {
         let engine = &self.call.shared.engine;
-        let filled = Namespace::new(ns.database(), &format!("tmp.agg_out.{}", uuid::Uuid::new_v4()))?;
+        let filled = Namespace::new(ns.database(), &format!("{UNFINISHED}{}", uuid::Uuid::new_v4()))?;
         let (options, specs) = {
             let state = engine.snapshot();
             let target = state.collection(ns);
@@ -251,6 +251,25 @@ impl<'c> Writer<'c> {
             }
         }
     }
+}
+
+/// What the names of collections that `$out` fills begin with, in every database.
+const UNFINISHED: &str = "tmp.agg_out.";
+
+/// Removes what an `$out` has left that the end of an earlier run interrupted.
+pub async fn remove_unfinished(engine: &Engine) -> Result<(), String> {
+    let is_left = |ns: &Namespace| ns.collection().starts_with(UNFINISHED);
+    let names = engine
+        .snapshot()
+        .collections()
+        .map(|collection| collection.info.ns.clone())
+        .filter(is_left)
+        .collect::<Vec<_>>();
+    for ns in names {
+        tracing::warn!(%ns, "removed: an $out was interrupted");
+        engine.define(Definition::Drop { ns }, Ack::WRITTEN).await.map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 /// A collection that `$out` fills. It goes if that is not finished, also where its command is ended in the middle.

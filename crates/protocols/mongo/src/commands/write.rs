@@ -6,7 +6,7 @@
 use super::query::{self, Parsing};
 use super::{Flow, Spec};
 use crate::dispatch::Call;
-use crate::errors::{self, Failure, Result};
+use crate::errors::{self, Failure, Result, wrong_type};
 use crate::hello::WRITE_BATCH_MAX;
 use crate::options::Fields;
 use bytes::Bytes;
@@ -301,16 +301,23 @@ fn retry(call: &Call<'_>, count: usize) -> Result<Option<Retry>> {
         return Ok(None);
     };
     let command = call.command();
-    let number_of = |id: Value<'_>| id.as_integer().and_then(|id| i32::try_from(id).ok());
-    let given: Vec<i32> = match (command.get("stmtIds"), command.get("stmtId")) {
-        (Some(Value::Array(ids)), _) => ids.values().filter_map(number_of).collect(),
-        (_, Some(first)) => {
-            let first = number_of(first).unwrap_or(0);
-            (0..count).map(|position| first.saturating_add(position as i32)).collect()
-        }
-        _ => Vec::new(),
+    let number_of = |field, id: Value<'_>| {
+        let number = id.as_integer().and_then(|id| i32::try_from(id).ok());
+        number.ok_or_else(|| wrong_type(field, id, "int"))
     };
-    let statements = (0..count).map(|at| given.get(at).copied().unwrap_or(at as i32)).collect();
+    let from = |first: i32| (0..count).map(|position| first.saturating_add(position as i32)).collect();
+    let statements: Vec<i32> = match (command.get("stmtIds"), command.get("stmtId")) {
+        (Some(Value::Array(ids)), _) => {
+            ids.values().map(|id| number_of("stmtIds", id)).collect::<Result<_>>()?
+        }
+        (Some(other), _) => return Err(wrong_type("stmtIds", other, "array")),
+        (None, Some(first)) => from(number_of("stmtId", first)?),
+        (None, None) => from(0),
+    };
+    if statements.len() != count {
+        let message = "Number of statement ids must match the number of batch entries";
+        return Err(Failure::new(code::INVALID_LENGTH, message));
+    }
     Ok(Some(Retry { session: Bytes::copy_from_slice(&session.0), number, statements }))
 }
 
