@@ -1,5 +1,6 @@
 """Starting and stopping: refused starts say why in one line, a stop tells the clients and loses nothing."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from conftest import connect
+from pymongo.errors import OperationFailure
 from rockdove_server import Server, ServerError
 from wire import EXHAUST_ALLOWED, MORE_TO_COME, Connection, message
 
@@ -134,6 +136,28 @@ def test_a_driver_survives_a_restart_without_an_error(start):
         stop.set()
         thread.join(30)
     assert count[0] >= before + 20 and not failures, failures[:3]
+
+
+def test_a_removed_data_folder_is_told_once_and_reads_go_on(start, tmp_path):
+    server = start()
+    with connect(server) as client:
+        items = client.e2e.items
+        items.insert_one({"_id": 1})
+        shutil.rmtree(tmp_path / "data")
+        accepted, deadline = 1, time.monotonic() + 20
+        with pytest.raises(OperationFailure) as refused:
+            while time.monotonic() < deadline:
+                items.insert_one({"text": "x" * 1000})
+                accepted += 1
+        assert "removed while the log is open" in str(refused.value)
+        for _ in range(200):
+            with pytest.raises(OperationFailure):
+                items.insert_one({})
+        assert items.count_documents({}) == accepted
+        assert len(server.tail(1_000_000).splitlines()) < 30, server.tail()
+    assert server.stop() == 1, "what was written is not kept, and the exit code says so"
+    with connect(start()) as client:
+        client.e2e.items.insert_one({"_id": 1})
 
 
 def test_the_shutdown_command_ends_the_server(start):

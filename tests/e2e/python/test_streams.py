@@ -1,5 +1,6 @@
 """Change streams: each change once, in order, filtered by the server, and resumed across a server's end."""
 
+import contextlib
 import signal
 import threading
 import time
@@ -137,3 +138,15 @@ def test_a_stream_resumes_across_the_servers_end(start, end):
             start(port=server.port)
             items.insert_one({"_id": 4})
             assert [e["documentKey"]["_id"] for e in take(stream, 2, 30)] == [3, 4]
+
+
+def test_a_thousand_streams_each_hear_their_own(db):
+    with contextlib.ExitStack() as opened:
+        watch = lambda n: db.items.watch([{"$match": {"fullDocument.to": n}}], max_await_time_ms=1000)  # noqa: E731
+        streams = [opened.enter_context(watch(n)) for n in range(1000)]
+        db.items.insert_many([{"to": n} for n in range(1000)])
+        for n, stream in enumerate(streams):
+            assert take(stream, 1)[0]["fullDocument"]["to"] == n
+        db.items.insert_one({"to": 500})
+        assert take(streams[500], 1)[0]["fullDocument"]["to"] == 500
+        assert streams[499].try_next() is None

@@ -20,7 +20,6 @@ import org.junit.jupiter.params.provider.MethodSource;
 /** Java nodes and Rust nodes share one queue. */
 @Timeout(300)
 class MixedTest {
-    private static final int EXCLUSIVE = Integer.getInteger("rockdove.exclusive", 10_000);
     private static final long LIMIT_MS = 240_000;
     private static final Pattern ID = Pattern.compile("\"_id\":\\{\"\\$oid\":\"([0-9a-f]{24})\"}");
 
@@ -29,7 +28,16 @@ class MixedTest {
 
     @BeforeEach
     void open() throws Exception {
-        server = new Rockdove();
+        server = start();
+    }
+
+    Rockdove start() throws Exception {
+        return new Rockdove();
+    }
+
+    /** How many exclusive messages the nodes share. */
+    int exclusive() {
+        return Integer.getInteger("rockdove.exclusive", 10_000);
     }
 
     @AfterEach
@@ -110,9 +118,9 @@ class MixedTest {
         Rockdove.pause(1500);
         Bus sender = java("java-sender", mode);
         sender.start();
-        Set<String> sent = send(sender, EXCLUSIVE / 2, true);
-        sent.addAll(publish(mode, "rust-sender", "work", EXCLUSIVE - EXCLUSIVE / 2, "--exclusive"));
-        Receipts.awaitCount(() -> receipts.total() + lines(subs), EXCLUSIVE, LIMIT_MS);
+        Set<String> sent = send(sender, exclusive() / 2, true);
+        sent.addAll(publish(mode, "rust-sender", "work", exclusive() - exclusive() / 2, "--exclusive"));
+        Receipts.awaitCount(() -> receipts.total() + lines(subs), exclusive(), LIMIT_MS);
         List<String> all = new ArrayList<>(receipts.at("java-1"));
         all.addAll(receipts.at("java-2"));
         subs.forEach(sub -> all.addAll(ids(sub)));

@@ -61,9 +61,11 @@ final class Rockdove implements AutoCloseable {
     private final Command server;
     private final int port;
 
-    /** Starts a server in memory on a free port. */
-    Rockdove() throws Exception {
-        server = new Command(List.of("serve", "--memory", "--listen", "127.0.0.1:0", "--log", "warn"));
+    /** Starts a server in memory on a free port, with more options. */
+    Rockdove(String... options) throws Exception {
+        List<String> all = new ArrayList<>(List.of("serve", "--memory", "--listen", "127.0.0.1:0", "--log", "warn"));
+        all.addAll(List.of(options));
+        server = new Command(all);
         CompletableFuture<Integer> listening = CompletableFuture.supplyAsync(this::listeningPort);
         port = listening.get(20, TimeUnit.SECONDS);
     }
