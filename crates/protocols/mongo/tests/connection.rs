@@ -4,7 +4,8 @@ mod support;
 
 use rockdove_documents::{Owned, Value, doc};
 use rockdove_mongo::codec::{Compressor, Flags, encode_compressed, encode_msg, op_code};
-use rockdove_mongo::shared::Counters;
+use rockdove_mongo::connection::{IDLE, WRITE_STALL};
+use rockdove_mongo::shared::{Counters, Shared};
 use std::time::Duration;
 use support::{Peer, cursor, number, server, until_waits};
 use tokio::io::AsyncWriteExt;
@@ -24,6 +25,38 @@ async fn pipelined_requests_are_answered_in_order() {
         let reply = peer.receive().await.unwrap();
         assert_eq!(reply.header.response_to, id);
     }
+}
+
+/// How long it takes until the server has closed the only connection. The clock goes where the next timer is.
+async fn time_to_close(shared: &Shared) -> Duration {
+    let start = tokio::time::Instant::now();
+    while shared.clients.count() > 0 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(start.elapsed() < Duration::from_secs(3600), "it stays open");
+    }
+    start.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_not_used_is_closed() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    peer.good(&doc! { "ping": 1, "$db": "admin" }).await;
+    let took = time_to_close(&shared).await;
+    assert!((IDLE..IDLE + Duration::from_secs(3)).contains(&took), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_no_reply_is_left() {
+    let shared = server();
+    let mut peer = Peer::connect(&shared);
+    for n in 0..8 {
+        let doc = doc! { "_id": n, "text": "x".repeat(15_000) };
+        peer.good(&doc! { "insert": "c", "documents": [doc], "$db": "db" }).await;
+    }
+    peer.send(&doc! { "find": "c", "$db": "db" }).await;
+    let took = time_to_close(&shared).await;
+    assert!((WRITE_STALL..WRITE_STALL + Duration::from_secs(3)).contains(&took), "{took:?}");
 }
 
 #[tokio::test]
