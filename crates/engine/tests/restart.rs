@@ -2,7 +2,7 @@
 
 mod support;
 
-use rockdove_documents::{Value, doc};
+use rockdove_documents::{Doc, Value, doc};
 use rockdove_engine::{
     Ack, Definition, Engine, IndexChoice, JournalOpenError, Namespace, OpenError, Options, Outcome, Retry,
     Token,
@@ -25,6 +25,11 @@ fn everything(engine: &Engine) -> Vec<String> {
 }
 
 async fn fill(engine: &Engine, ns: &Namespace) {
+    // Fields of one name twice are kept as they came (BSON allows for them, no driver makes them).
+    let twice = b"\x1a\0\0\0\x10_id\0\xe7\x03\0\0\x10k\0\x01\0\0\0\x10k\0\x02\0\0\0\0";
+    let mut twice = twice.to_vec();
+    twice[0] = twice.len() as u8;
+    insert(engine, ns, Doc::new(twice.into()).unwrap()).await.unwrap();
     let index = doc! { "key": { "b": -1, "a": 1 }, "name": "b_-1_a_1" };
     let ttl = doc! { "key": { "at": 1 }, "name": "at_1", "expireAfterSeconds": 3600 };
     define(engine, Definition::CreateIndexes { ns: ns.clone(), specs: vec![index, ttl] }).await.unwrap();

@@ -153,6 +153,11 @@ async fn expired_documents_go_on_time_with_an_event() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_memory_refuses_new_documents_and_lets_old_ones_go() {
     let engine = open(Options { memory_limit_bytes: 100_000, ..Options::memory() }).await;
+    let ttl = doc! { "key": { "delete_at": 1 }, "name": "delete_at_1", "expireAfterSeconds": 0 };
+    define(&engine, Definition::CreateIndexes { ns: ns(), specs: vec![ttl] }).await.unwrap();
+    insert(&engine, &ns(), doc! { "_id": "over", "delete_at": Owned::DateTime(engine.now_ms() + 1000) })
+        .await
+        .unwrap();
     let mut stored = 0;
     let refused = loop {
         match insert(&engine, &ns(), doc! { "_id": stored, "x": "y".repeat(1000) }).await {
@@ -164,6 +169,7 @@ async fn a_full_memory_refuses_new_documents_and_lets_old_ones_go() {
     update(&engine, &ns(), doc! { "_id": 1 }, doc! { "$addToSet": { "processed_by": "me" } }, false)
         .await
         .unwrap();
+    eventually("what is over goes", || find(&engine, &ns(), doc! { "_id": "over" }).is_empty()).await;
     delete(&engine, &ns(), doc! {}, true).await.unwrap();
     insert(&engine, &ns(), doc! { "_id": 1 }).await.unwrap();
 }
