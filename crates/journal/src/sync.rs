@@ -56,7 +56,7 @@ const LOOK_TIME: Duration = Duration::from_micros(200);
 
 /// Most completed segments that may wait for their sync. Then appends that need a new segment wait: a disk that
 /// is slower than the appends must slow them down at some point.
-const UNSYNCED_SEGMENTS_MAX: usize = 16;
+pub(crate) const UNSYNCED_SEGMENTS_MAX: usize = 16;
 
 /// A segment that may hold unsynced frames, or is still to be sealed.
 #[derive(Clone)]

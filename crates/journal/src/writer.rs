@@ -261,9 +261,7 @@ impl Writer {
 
     /// Syncs everything, marks the log as cleanly closed and gives the folder free.
     pub fn close(mut self) -> Result<(), CloseError> {
-        self.syncer.stop();
-        // From here on nobody appends.
-        let core = self.shared.core.lock().take();
+        let core = self.stop();
         self.shared.last_round();
         self.end(core);
         if let Some(failure) = self.shared.desk.failure() {
@@ -279,6 +277,14 @@ impl Writer {
         Ok(())
     }
 
+    /// From here on nobody appends, and nothing is synced. First the core: who appends may hold it until the syncer has
+    /// made room.
+    fn stop(&mut self) -> Option<Core> {
+        let core = self.shared.core.lock().take();
+        self.syncer.stop();
+        core
+    }
+
     fn end(&mut self, core: Option<Core>) {
         self.keeper = None;
         let Some(mut core) = core else { return };
@@ -292,8 +298,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.syncer.stop();
-        let core = self.shared.core.lock().take();
+        let core = self.stop();
         self.end(core);
         // Under the lock, so that no segment is dropped once the folder's lock is free.
         let _state_file = self.shared.state_file.lock();

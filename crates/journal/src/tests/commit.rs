@@ -196,6 +196,36 @@ fn segments_that_are_completed_meanwhile_are_left_to_the_syncer() {
         assert_eq!(journal.synced(), 240);
         writer.close().unwrap();
     }
+/// Who appends may hold the core until the syncer has made room: both must come to an end, the appender first.
+#[test]
+fn closing_waits_for_an_append_that_waits_for_the_disk() {
+    for close in [|writer: Writer| writer.close().unwrap(), |writer: Writer| drop(writer)] {
+        let disk = SimDisk::new(1);
+        let (journal, writer) = open_named(&disk);
+        let paused = disk.pause_syncs(".seg");
+        let appender = writer.appender();
+        let (tell, told) = std::sync::mpsc::channel();
+        let tell_closed = tell.clone();
+        std::thread::spawn(move || {
+            let terms = Terms { level: Level::Async, ..TERMS };
+            while appender.append_on(&[&[7; 10_000]], terms).is_ok() {}
+            tell.send("the appender").unwrap();
+        });
+        until("too many segments wait for their sync", || {
+            journal.0.segments.read().len() > crate::sync::UNSYNCED_SEGMENTS_MAX
+        });
+        std::thread::spawn(move || {
+            close(writer);
+            tell_closed.send("the writer").unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        drop(paused);
+        let mut ended: Vec<_> = (0..2).map(|_| told.recv_timeout(LONG).expect("both end")).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, ["the appender", "the writer"]);
+    }
+}
+
 }
 
 /// Also where the policy is never to sync: the level asks for it.
