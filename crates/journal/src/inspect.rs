@@ -249,6 +249,7 @@ pub fn inspect(disk: Arc<dyn Disk>, mut progress: impl FnMut(u64, u64)) -> Resul
         folder: &folder,
         state: &state,
         in_use,
+        first: state.first,
         next: state.first,
         link: (state.first == 1).then_some(0),
         durable: state.durable_upto,
@@ -304,6 +305,8 @@ struct Look<'a> {
     folder: &'a Folder,
     state: &'a State,
     in_use: bool,
+    /// The first entry that is kept.
+    first: u64,
     /// The index that comes next, and the link before it where it is known.
     next: u64,
     link: Option<u32>,
@@ -334,8 +337,10 @@ impl Look<'_> {
     /// Looks at one segment; how many bytes that was.
     fn segment(&mut self, base: u64, name: &str, progress: &mut dyn FnMut(u64)) -> Result<u64, OpenError> {
         let file = match self.folder.open_read(name) {
-            // Retention removed it while we looked.
-            Err(error) if error.is_not_found() && self.in_use => return Ok(0),
+            Err(error) if error.is_not_found() && self.in_use => {
+                self.pass_removed()?;
+                return Ok(0);
+            }
             file => file?,
         };
         self.settle_pending(Some(base));
@@ -375,6 +380,15 @@ impl Look<'_> {
             Err(other) => return Err(other),
         }
         Ok(len)
+    }
+
+    /// Goes on where the log begins now, if retention has removed segments while we looked.
+    fn pass_removed(&mut self) -> Result<(), OpenError> {
+        self.first = StateFile::open_read(self.folder)?.state().first;
+        if self.first > self.next {
+            (self.next, self.link) = (self.first, None);
+        }
+        Ok(())
     }
 
     fn settle_pending(&mut self, next_base: Option<u64>) {
@@ -509,8 +523,8 @@ impl Look<'_> {
             cycle: self.state.cycle.as_ref().map(|c| c.to_string()),
             in_use: self.in_use,
             clean: self.state.clean,
-            first_index: self.state.first,
-            last_index: if self.last_good < self.state.first { 0 } else { self.last_good },
+            first_index: self.first,
+            last_index: if self.last_good < self.first { 0 } else { self.last_good },
             durable_upto: self.durable,
             segments: self.segments,
             cursors,

@@ -111,6 +111,23 @@ fn a_damaged_entry_in_a_sealed_segment() {
     }
 }
 
+/// A writer that is open may remove segments between the listing of the names and the look at them.
+#[test]
+fn what_retention_removes_meanwhile_is_not_missing() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=COUNT, LEN);
+    sync(&journal);
+    until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+    assert!(segments(&disk).len() >= 3);
+    let retain = |_, _| {
+        journal.drop_before(COUNT).unwrap();
+    };
+    let found = inspect(Arc::new(disk.clone()), retain).unwrap();
+    assert!(found.severity() <= Some(Severity::Note), "{:?}", found.findings);
+    assert_eq!((found.first_index, found.last_index, found.in_use), (journal.first_index(), COUNT, true));
+}
+
 #[test]
 fn damage_in_the_last_segment() {
     let disk = log();
