@@ -49,6 +49,8 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(1);
 /// Before a round begins, those who were served by the last one are waited for, for at most this part of the time
 /// which that took: else the first of them would have a round of its own and the others wait for the next.
 const GATHER_SHARE: u32 = 4;
+/// And for no longer than this, which costs a processor: they come at once or have something else to do.
+const GATHER_MAX: Duration = Duration::from_millis(1);
 
 /// The syncer, once it has served somebody, looks for so long whether there is more to do before it sleeps: waking a thread
 /// can take as long as the disk. Who waits for the disk does sleep: the disk's interrupt may need its processor.
@@ -512,7 +514,9 @@ impl Desk {
             let state = self.state.lock();
             (state.served, state.last_round)
         };
-        stay_awake(last_round / GATHER_SHARE, || self.sleeping.load(Ordering::Relaxed) >= served);
+        stay_awake((last_round / GATHER_SHARE).min(GATHER_MAX), || {
+            self.sleeping.load(Ordering::Relaxed) >= served
+        });
     }
 
     /// Looks for a while whether another sync is asked for, if the last one served somebody.
