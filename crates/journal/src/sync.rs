@@ -582,19 +582,24 @@ impl Desk {
                 return Some(Work::Sync);
             }
             match [by_policy, by_age, state.announce_at].into_iter().flatten().min() {
-                Some(at) => drop(self.work.wait_until(state, at)),
-                None => self.sleep(state),
+                // What comes now is due later than what has an age already.
+                Some(at) if by_age.is_some() || !self.ages => drop(self.work.wait_until(state, at)),
+                until => self.sleep(state, until),
             }
         }
     }
 
-    /// Sleeps until something is asked for or, where a policy cares, written.
-    fn sleep(&self, state: &mut MutexGuard<'_, DeskState>) {
-        let by_policy = self.policy != SyncPolicy::Never;
+    /// Sleeps until something is asked for or, where a policy cares, written. While something is due at a time already,
+    /// only the age of what is written can make it earlier.
+    fn sleep(&self, state: &mut MutexGuard<'_, DeskState>, until: Option<Instant>) {
+        let by_policy = self.policy != SyncPolicy::Never && until.is_none();
         self.asleep.store(by_policy || self.ages, Ordering::SeqCst);
         let is_aging = self.ledger.as_ref().is_some_and(|ledger| ledger.lock().due().is_some());
         if !(by_policy && self.written() > self.synced() || is_aging) {
-            self.work.wait(state);
+            match until {
+                Some(at) => drop(self.work.wait_until(state, at)),
+                None => self.work.wait(state),
+            }
         }
         self.asleep.store(false, Ordering::SeqCst);
     }

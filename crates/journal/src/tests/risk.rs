@@ -365,3 +365,23 @@ proptest! {
         prop_assert!(journal.exposure().acked_max <= cap.into());
     }
 }
+
+/// A mark of the log is unsynced until the interval is over; an entry that comes then must not become too old for it.
+#[test]
+fn an_entry_after_a_mark_is_synced_by_its_age() {
+    let disk = SimDisk::new(1);
+    let risk = RiskPolicy { age: Some(Duration::from_millis(5)), announce: true, ..RiskPolicy::default() };
+    let options = Options {
+        risk: Some(risk),
+        sync: crate::SyncPolicy::Interval(Duration::from_secs(3600)),
+        ..options()
+    };
+    let (journal, mut writer, _) = Journal::open_on(Arc::new(disk.clone()), options).unwrap();
+    for _ in 0..5 {
+        let index = add(&mut writer, Level::Async, 0).index();
+        journal.wait_synced_blocking(index, LONG).unwrap();
+        until("the mark is appended", || journal.written() == index + 1);
+        // The syncer goes to sleep with the mark.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
