@@ -73,35 +73,15 @@ impl LogView {
     /// As [`LogView::open`], on any disk.
     pub fn open_on(disk: Arc<dyn Disk>) -> Result<LogView, OpenError> {
         let folder = Folder::new(disk);
-        let state = StateFile::open_read(&folder)?.state().clone();
-        let (segments, link) = sealed_and_next(&folder, &state)?;
-        let Some(segment) = segments.last().cloned() else {
-            let what = "there is no segment";
-            return Err(Damage { file: folder.path(""), offset: 0, index: state.first, what }.into());
-        };
-        let written = segment.last();
-        let sealed = segments.iter().filter(|s| s.is_sealed()).map(|s| s.last()).max().unwrap_or(0);
-        let end = End { scanner: scanner(&folder, &state, &segment)?, segment, link, listed: None };
-        let inner = Inner {
-            folder,
-            written: written.into(),
-            synced: sealed.into(),
-            segments: RwLock::new(segments),
-            end: Mutex::new(end),
-            key: OnceLock::new(),
-            state,
-        };
-        inner.look_to_the_end().map_err(|error| match error {
-            ReadError::Disk(error) => OpenError::Disk(error),
-            ReadError::Damaged(damage) => OpenError::Damaged(damage),
-            ReadError::Key { what, .. } => OpenError::Key { folder: inner.folder.path(""), what },
-            ReadError::BeforeStart { index, .. } | ReadError::AfterEnd { index, .. } => {
-                let what = "the log changed while it was opened";
-                OpenError::Damaged(Damage { file: inner.folder.path(""), offset: 0, index, what })
+        loop {
+            let state = StateFile::open_read(&folder)?.state().clone();
+            let first = state.first;
+            match Inner::open(folder.clone(), state) {
+                // Retention has removed segments meanwhile.
+                Err(_) if StateFile::open_read(&folder)?.state().first > first => {}
+                opened => return Ok(LogView(Arc::new(opened?))),
             }
-        })?;
-        inner.raise_synced(inner.state.durable_upto);
-        Ok(LogView(Arc::new(inner)))
+        }
     }
 
     /// The same view, which can read what is encrypted with this key.
@@ -151,6 +131,7 @@ impl LogView {
 fn sealed_and_next(folder: &Folder, state: &State) -> Result<(Vec<Arc<Segment>>, Option<u32>), OpenError> {
     let mut segments = Vec::new();
     let mut link = (state.first == 1).then_some(0);
+    let mut next = state.first;
     for (base, name) in segment_names(&folder.names()?) {
         let file = match folder.open_read(&name) {
             // Removed or renamed meanwhile. If it was the last it is looked for again.
@@ -160,11 +141,15 @@ fn sealed_and_next(folder: &Folder, state: &State) -> Result<(Vec<Arc<Segment>>,
         if base < state.first {
             continue;
         }
+        if base != next {
+            let what = "the segment does not begin where the one before it ends";
+            return Err(Damage { file: file.path(), offset: 0, index: next, what }.into());
+        }
         let mut found = load(file, base, &name, state)?;
         let seal = found.seal;
         if let Some(seal) = seal {
             found.trust_seal(&seal, link, state.log_id)?;
-            link = Some(seal.link);
+            (link, next) = (Some(seal.link), seal.last + 1);
         }
         segments.push(Arc::new(found.to_segment()));
         if seal.is_none() {
@@ -179,6 +164,37 @@ fn scanner(folder: &Folder, state: &State, segment: &Segment) -> Result<Scanner,
 }
 
 impl Inner {
+    fn open(folder: Folder, state: State) -> Result<Inner, OpenError> {
+        let (segments, link) = sealed_and_next(&folder, &state)?;
+        let Some(segment) = segments.last().cloned() else {
+            let what = "there is no segment";
+            return Err(Damage { file: folder.path(""), offset: 0, index: state.first, what }.into());
+        };
+        let written = segment.last();
+        let sealed = segments.iter().filter(|s| s.is_sealed()).map(|s| s.last()).max().unwrap_or(0);
+        let end = End { scanner: scanner(&folder, &state, &segment)?, segment, link, listed: None };
+        let inner = Inner {
+            folder,
+            written: written.into(),
+            synced: sealed.into(),
+            segments: RwLock::new(segments),
+            end: Mutex::new(end),
+            key: OnceLock::new(),
+            state,
+        };
+        inner.look_to_the_end().map_err(|error| match error {
+            ReadError::Disk(error) => OpenError::Disk(error),
+            ReadError::Damaged(damage) => OpenError::Damaged(damage),
+            ReadError::Key { what, .. } => OpenError::Key { folder: inner.folder.path(""), what },
+            ReadError::BeforeStart { index, .. } | ReadError::AfterEnd { index, .. } => {
+                let what = "the log changed while it was opened";
+                OpenError::Damaged(Damage { file: inner.folder.path(""), offset: 0, index, what })
+            }
+        })?;
+        inner.raise_synced(inner.state.durable_upto);
+        Ok(inner)
+    }
+
     /// Takes in the whole frames after the last known one.
     fn walk(&self, end: &mut End) -> Result<Option<&'static str>, ReadError> {
         if end.segment.is_sealed() {

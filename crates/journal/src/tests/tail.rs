@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use proptest::prelude::*;
 
 use super::*;
-use crate::disk::{Disk, RealDisk};
+use crate::disk::{Disk, File, FolderLock, RealDisk};
 use crate::error::DiskError;
 use crate::journal::Shared;
 use crate::scan::Scanner;
@@ -336,6 +336,85 @@ fn named_positions_survive_what_the_entries_survive() {
     }
     sync(&journal);
     let mut tailer = journal.named_tailer("billing").unwrap();
+/// A disk on which something happens when the names are asked for, for the first time.
+struct Hooked {
+    disk: SimDisk,
+    at_names: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Disk for Hooked {
+    fn names(&self) -> std::io::Result<Vec<String>> {
+        if let Some(hook) = self.at_names.lock().take() {
+            hook();
+        }
+        self.disk.names()
+    }
+
+    fn create(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
+        self.disk.create(name)
+    }
+
+    fn open(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
+        self.disk.open(name)
+    }
+
+    fn open_read(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
+        self.disk.open_read(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> std::io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> std::io::Result<()> {
+        self.disk.remove(name)
+    }
+
+    fn sync_names(&self) -> std::io::Result<()> {
+        self.disk.sync_names()
+    }
+
+    fn lock(&self, name: &str) -> std::io::Result<FolderLock> {
+        self.disk.lock(name)
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.disk.boot_id()
+    }
+
+    fn entropy(&self) -> u64 {
+        self.disk.entropy()
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.disk.path(name)
+    }
+}
+
+/// Retention that begins between a view's look at the state and its look at the names.
+#[test]
+fn a_view_opens_beside_the_first_retention() {
+    for drop_before in [20, 60, u64::MAX] {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=100, 600);
+        sync(&journal);
+        until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+        let dropping = journal.clone();
+        let hook = Box::new(move || {
+            dropping.drop_before(drop_before).unwrap();
+        });
+        let view = LogView::open_on(Arc::new(Hooked { disk, at_names: Mutex::new(Some(hook)) })).unwrap();
+        let first = journal.first_index();
+        assert!(first > 1);
+        assert_eq!(view.first_index(), first);
+        let mut tailer = view.tailer();
+        for index in first..=100 {
+            assert_eq!(tailer.next_entry().unwrap().map(|entry| entry.index), Some(index));
+        }
+    }
+}
+
     tailer.commit_synced().unwrap();
     for seed in 0..10 {
         let (lost, _writer, _) = open(&disk.crash(seed));
