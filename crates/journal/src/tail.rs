@@ -614,9 +614,18 @@ impl NamedTailer {
         log_id: [u8; 16],
         name: &str,
     ) -> Result<NamedTailer, CursorError> {
-        let cursor = Cursor::open(folder, log_id, name)?;
+        let mut cursor = Cursor::open(folder, log_id, name)?;
+        let next = match cursor.next() {
+            Some(next) => next,
+            None => {
+                // Retention holds back what a position has not passed, so there must be one.
+                let first = tailer.source.first_index();
+                cursor.store(first, tailer.source.watermarks().synced)?;
+                cursor.sync()?;
+                first
+            }
+        };
         // After a power loss the log may end before the position: those entries will be others.
-        let next = cursor.next().unwrap_or_else(|| tailer.source.first_index());
         tailer.jump(next.min(tailer.source.watermarks().written + 1));
         Ok(NamedTailer { tailer, cursor })
     }
@@ -634,7 +643,7 @@ impl NamedTailer {
         self.cursor.sync()
     }
 
-    /// The committed position, if there is one: the first index that was not done.
+    /// The committed position: the first index that was not done. A name that is new begins with the log's first entry.
     pub fn committed(&self) -> Option<u64> {
         self.cursor.next()
     }

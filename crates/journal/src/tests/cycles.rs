@@ -278,6 +278,22 @@ fn slow_readers_and_retention() {
     assert_eq!(slow.next_entry().unwrap().unwrap().index, first);
 }
 
+/// From the moment it is opened, and also after a power loss: a tailer may take its time with its first entries.
+#[test]
+fn a_named_reader_that_has_not_committed_yet_holds_back_too() {
+    let disk = SimDisk::new(1);
+    let (journal, _writer) = filled(&disk);
+    let mut slow = journal.named_tailer("slow").unwrap();
+    assert_eq!(slow.committed(), Some(1));
+    slow.next_entry().unwrap().unwrap();
+    let all = Retention { bytes: Some(0), keep_unread: true, ..Retention::default() };
+    assert_eq!(journal.retain(&all, 0).unwrap(), 1);
+    let (journal, _writer, _) = open(&disk.crash(1));
+    assert_eq!(journal.retain(&all, 0).unwrap(), 1);
+    slow.to_end().unwrap();
+    slow.commit().unwrap();
+}
+
 #[test]
 fn the_policy_of_a_log_works_by_itself() {
     let disk = SimDisk::new(1);

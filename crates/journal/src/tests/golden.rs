@@ -2,6 +2,8 @@
 //! never change; zeros at their ends are left out. A new version adds files and goes on reading these.
 
 use super::*;
+use crate::cursor::Cursor;
+use crate::file::Folder;
 use crate::frame::stride;
 use crate::segment::{self, FRAMES_AT};
 use crate::{Cycle, CycleChoice, CycleLength, Level, RiskPolicy, Terms};
@@ -88,10 +90,12 @@ fn written_as_ever() {
     let crc = crate::checksum::Crc32c::new().add(&newer[..48]).value();
     newer[48..52].copy_from_slice(&crc.to_le_bytes());
     is_golden("segment-v3-newer.bin", NEWER, &newer);
-    let mut tailer = journal.named_tailer("billing").unwrap();
+    let folder = Folder::new(Arc::new(disk.clone()));
+    let mut cursor = Cursor::open(folder, journal.0.log_id, "billing").unwrap();
+    let mut tailer = journal.tailer();
     for _ in 0..2 {
         tailer.next_entry().unwrap().unwrap();
-        tailer.commit().unwrap();
+        cursor.store(tailer.position(), journal.synced()).unwrap();
     }
     is_golden("cursor-v1.bin", CURSOR, &stored(&disk, "cursor-billing.pos"));
     writer.append(&[&[4; 20_000]], 3000).unwrap();
