@@ -342,7 +342,7 @@ impl Source for Shared {
         }
     }
 
-    fn is_ended(&self) -> bool {
-        self.desk.is_closed()
+    fn is_ended(&self, visibility: Visibility) -> bool {
+        self.desk.is_closed() || visibility == Visibility::Synced && self.desk.failure().is_some()
     }
 }

@@ -45,8 +45,8 @@ pub(crate) trait Source: Send + Sync {
     fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError>;
     /// Sleeps until an entry after `index` may be visible; false if it certainly is not.
     fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool;
-    /// True if nothing will be appended any more.
-    fn is_ended(&self) -> bool;
+    /// True if nothing more will be seen: the log was closed, or has failed and only what is on disk is seen.
+    fn is_ended(&self, visibility: Visibility) -> bool;
 
     /// The first entry, or the next to be written if there is none.
     fn first_index(&self) -> u64 {
@@ -273,11 +273,20 @@ impl Tailer {
         self.source.refresh()?;
         let limit = self.limit();
         let segments = self.source.segments().read().clone();
+        // Only the last one may be empty; it has no times.
+        let filled = match segments.split_last() {
+            Some((last, before)) if last.is_empty() => before,
+            _ => &segments,
+        };
         // Times never decrease: all segments before the first that ends late enough end too early.
-        let from = segments.partition_point(|s| s.is_empty() || s.times().1 < time_ns);
-        for segment in &segments[from..] {
-            let mut scanner = self.source.scanner(segment)?;
-            let found = segment.marks.lock().first_at_time(segment, &mut scanner, time_ns)?;
+        let from = filled.partition_point(|s| s.times().1 < time_ns);
+        for segment in &filled[from..] {
+            let (segment, mut scanner) = match self.open_segment(segment.base) {
+                // Removed meanwhile: the log begins with one of the next.
+                Err(ReadError::BeforeStart { .. }) => continue,
+                opened => opened?,
+            };
+            let found = segment.marks.lock().first_at_time(&segment, &mut scanner, time_ns)?;
             if let Some(index) = found.filter(|index| *index <= limit) {
                 self.jump(index);
                 return Ok(Seek::At(index));
@@ -315,8 +324,8 @@ impl Tailer {
         Ok(Some(answer))
     }
 
-    /// As [`Tailer::next_entry`], waiting for one. `None` after the timeout, at the end of the range, and as soon as
-    /// the log was closed.
+    /// As [`Tailer::next_entry`], waiting for one. `None` after the timeout, at the end of the range, as soon as
+    /// the log was closed, and with [`Visibility::Synced`] as soon as it has failed.
     pub fn next_within(&mut self, timeout: Duration) -> Result<Option<EntryRef<'_>>, ReadError> {
         // The clock is not asked while there is something to read.
         let mut deadline = None;
@@ -335,7 +344,8 @@ impl Tailer {
         Ok(Some(peeked.entry(&place.scanner)))
     }
 
-    /// Waits until there is something after the position; false after the timeout or if the log was closed.
+    /// Waits until there is something after the position; false after the timeout, if the log was closed, and with
+    /// [`Visibility::Synced`] if it has failed.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, ReadError> {
         self.wait_until(deadline_after(timeout))
     }
@@ -354,11 +364,13 @@ impl Tailer {
             }
         }
         loop {
+            // Before the look: the last entry may come with the end.
+            let is_ended = self.source.is_ended(self.visibility);
             self.source.refresh()?;
             if self.limit() >= self.next {
                 return Ok(true);
             }
-            if self.source.is_ended() || Instant::now() >= deadline {
+            if is_ended || Instant::now() >= deadline {
                 return Ok(false);
             }
             self.source.wait(self.next - 1, self.visibility, deadline);

@@ -352,7 +352,7 @@ impl Source for Inner {
         }
     }
 
-    fn is_ended(&self) -> bool {
+    fn is_ended(&self, _visibility: Visibility) -> bool {
         false
     }
 }

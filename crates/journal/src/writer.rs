@@ -859,7 +859,12 @@ impl Core {
     }
 
     /// Goes on to a new segment that has room for a frame of `frame_bytes`.
-    fn roll(&mut self, shared: &Shared, frame_bytes: u64, lap: Option<&Lap>) -> Result<(), AppendError> {
+    pub(crate) fn roll(
+        &mut self,
+        shared: &Shared,
+        frame_bytes: u64,
+        lap: Option<&Lap>,
+    ) -> Result<(), AppendError> {
         let next = self.next_segment(shared, frame_bytes, lap).map_err(segment_error)?;
         let segment = &self.active.segment;
         let seal = (!segment.is_empty()).then(|| Seal {

@@ -137,12 +137,15 @@ proptest! {
     /// I18, also on what remains of a log after a drop and after opening it again; I14: all that a search learns is
     /// in memory, so each tailer begins without it.
     #[test]
-    fn tailers_agree_with_a_scan(contents in contents(), steps in steps(), drop_at in 0u64..100, reopen: bool) {
+    fn tailers_agree_with_a_scan(contents in contents(), steps in steps(), drop_at in 0u64..100, reopen: bool, ends_empty: bool) {
         let disk = SimDisk::new(3);
         let (mut journal, mut writer, model) = make(Arc::new(disk.clone()), &contents);
         if reopen {
             drop(writer);
             (journal, writer, _) = open(&disk);
+        }
+        if ends_empty {
+            roll(&journal);
         }
         let next = journal.written() + 1;
         follow(journal.tailer(), &model, 1, next, &steps);
@@ -200,6 +203,95 @@ proptest! {
     }
 }
 
+/// Goes on to a new segment, which stays empty.
+fn roll(journal: &Journal) {
+    journal.0.core.lock().as_mut().unwrap().roll(&journal.0, 64, None).unwrap();
+}
+
+#[test]
+fn a_time_is_found_before_an_empty_segment() {
+    for count in [1, 30, 60, 100] {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        for index in 1..=count {
+            writer.append(&[&payload(index, 600)], index * 10).unwrap();
+        }
+        roll(&journal);
+        let view = LogView::open_on(Arc::new(disk.clone())).unwrap();
+        for mut tailer in [journal.tailer(), view.tailer()] {
+            for index in 1..=count {
+                assert_eq!(tailer.move_to_time(index * 10).unwrap(), Seek::At(index), "of {count}");
+            }
+            assert_eq!(tailer.move_to_time(count * 10 + 1).unwrap(), Seek::AfterEnd { next: count + 1 });
+        }
+    }
+}
+
+/// A log that drops what it may when a segment is opened for the first time.
+struct Dropping {
+    log: Arc<Shared>,
+    opened: AtomicU64,
+}
+
+impl Source for Dropping {
+    fn refresh(&self) -> Result<(), ReadError> {
+        Ok(())
+    }
+
+    fn watermarks(&self) -> Watermarks {
+        self.log.watermarks()
+    }
+
+    fn segments(&self) -> &RwLock<Vec<Arc<Segment>>> {
+        self.log.segments()
+    }
+
+    fn scanner(&self, segment: &Segment) -> Result<Scanner, DiskError> {
+        if self.opened.fetch_add(1, Ordering::SeqCst) == 0 {
+            Journal(self.log.clone()).drop_before(u64::MAX).unwrap();
+        }
+        self.log.scanner(segment)
+    }
+
+    fn wait(&self, index: u64, visibility: Visibility, deadline: Instant) -> bool {
+        self.log.wait(index, visibility, deadline)
+    }
+
+    fn is_ended(&self, visibility: Visibility) -> bool {
+        self.log.is_ended(visibility)
+    }
+}
+
+#[test]
+fn a_time_is_looked_for_in_what_retention_leaves() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=100, 600);
+    sync(&journal);
+    until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+    let mut tailer = Tailer::new(Arc::new(Dropping { log: journal.0.clone(), opened: 0.into() }));
+    let seek = tailer.move_to_time(5).unwrap();
+    assert!(journal.first_index() > 5);
+    assert_eq!(seek, Seek::At(journal.first_index()));
+}
+
+/// Nothing is synced any more, so who sees only what is on disk has reached the end.
+#[test]
+fn waiting_for_the_disk_ends_with_a_failure() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=1, 10);
+    disk.fail_syncs(Some(std::io::ErrorKind::Other));
+    journal.request_sync();
+    until("failed", || journal.0.desk.failure().is_some());
+    let source = Arc::new(Late { log: journal.0.clone(), looks: 0.into() });
+    let mut tailer = Tailer::new(source.clone()).with_visibility(Visibility::Synced);
+    assert!(!tailer.wait(Duration::from_secs(1)).unwrap());
+    assert!(tailer.next_within(Duration::from_secs(1)).unwrap().is_none());
+    let looks = source.looks.load(Ordering::SeqCst);
+    assert!(looks < 20, "{looks} looks");
+}
+
 /// A log whose marks are as they were before the last appends for the first looks at them.
 struct Late {
     log: Arc<Shared>,
@@ -230,8 +322,8 @@ impl Source for Late {
         self.log.wait(index, visibility, deadline)
     }
 
-    fn is_ended(&self) -> bool {
-        self.log.is_ended()
+    fn is_ended(&self, visibility: Visibility) -> bool {
+        self.log.is_ended(visibility)
     }
 }
 
@@ -242,6 +334,85 @@ fn an_entry_that_comes_before_the_wait_is_found() {
     append(&mut writer, 1..=1, 100);
     let mut tailer = Tailer::new(Arc::new(Late { log: journal.0.clone(), looks: 0.into() }));
     assert_eq!(tailer.next_within(LONG).unwrap().map(|entry| entry.index), Some(1));
+}
+
+/// A disk on which something happens when the names are asked for, for the first time.
+struct Hooked {
+    disk: SimDisk,
+    at_names: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Disk for Hooked {
+    fn names(&self) -> std::io::Result<Vec<String>> {
+        if let Some(hook) = self.at_names.lock().take() {
+            hook();
+        }
+        self.disk.names()
+    }
+
+    fn create(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
+        self.disk.create(name)
+    }
+
+    fn open(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
+        self.disk.open(name)
+    }
+
+    fn open_read(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
+        self.disk.open_read(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> std::io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> std::io::Result<()> {
+        self.disk.remove(name)
+    }
+
+    fn sync_names(&self) -> std::io::Result<()> {
+        self.disk.sync_names()
+    }
+
+    fn lock(&self, name: &str) -> std::io::Result<FolderLock> {
+        self.disk.lock(name)
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.disk.boot_id()
+    }
+
+    fn entropy(&self) -> u64 {
+        self.disk.entropy()
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.disk.path(name)
+    }
+}
+
+/// Retention that begins between a view's look at the state and its look at the names.
+#[test]
+fn a_view_opens_beside_the_first_retention() {
+    for drop_before in [20, 60, u64::MAX] {
+        let disk = SimDisk::new(1);
+        let (journal, mut writer, _) = open(&disk);
+        append(&mut writer, 1..=100, 600);
+        sync(&journal);
+        until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+        let dropping = journal.clone();
+        let hook = Box::new(move || {
+            dropping.drop_before(drop_before).unwrap();
+        });
+        let view = LogView::open_on(Arc::new(Hooked { disk, at_names: Mutex::new(Some(hook)) })).unwrap();
+        let first = journal.first_index();
+        assert!(first > 1);
+        assert_eq!(view.first_index(), first);
+        let mut tailer = view.tailer();
+        for index in first..=100 {
+            assert_eq!(tailer.next_entry().unwrap().map(|entry| entry.index), Some(index));
+        }
+    }
 }
 
 #[test]
@@ -336,85 +507,6 @@ fn named_positions_survive_what_the_entries_survive() {
     }
     sync(&journal);
     let mut tailer = journal.named_tailer("billing").unwrap();
-/// A disk on which something happens when the names are asked for, for the first time.
-struct Hooked {
-    disk: SimDisk,
-    at_names: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-}
-
-impl Disk for Hooked {
-    fn names(&self) -> std::io::Result<Vec<String>> {
-        if let Some(hook) = self.at_names.lock().take() {
-            hook();
-        }
-        self.disk.names()
-    }
-
-    fn create(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
-        self.disk.create(name)
-    }
-
-    fn open(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
-        self.disk.open(name)
-    }
-
-    fn open_read(&self, name: &str) -> std::io::Result<Arc<dyn File>> {
-        self.disk.open_read(name)
-    }
-
-    fn rename(&self, from: &str, to: &str) -> std::io::Result<()> {
-        self.disk.rename(from, to)
-    }
-
-    fn remove(&self, name: &str) -> std::io::Result<()> {
-        self.disk.remove(name)
-    }
-
-    fn sync_names(&self) -> std::io::Result<()> {
-        self.disk.sync_names()
-    }
-
-    fn lock(&self, name: &str) -> std::io::Result<FolderLock> {
-        self.disk.lock(name)
-    }
-
-    fn boot_id(&self) -> [u8; 16] {
-        self.disk.boot_id()
-    }
-
-    fn entropy(&self) -> u64 {
-        self.disk.entropy()
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.disk.path(name)
-    }
-}
-
-/// Retention that begins between a view's look at the state and its look at the names.
-#[test]
-fn a_view_opens_beside_the_first_retention() {
-    for drop_before in [20, 60, u64::MAX] {
-        let disk = SimDisk::new(1);
-        let (journal, mut writer, _) = open(&disk);
-        append(&mut writer, 1..=100, 600);
-        sync(&journal);
-        until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
-        let dropping = journal.clone();
-        let hook = Box::new(move || {
-            dropping.drop_before(drop_before).unwrap();
-        });
-        let view = LogView::open_on(Arc::new(Hooked { disk, at_names: Mutex::new(Some(hook)) })).unwrap();
-        let first = journal.first_index();
-        assert!(first > 1);
-        assert_eq!(view.first_index(), first);
-        let mut tailer = view.tailer();
-        for index in first..=100 {
-            assert_eq!(tailer.next_entry().unwrap().map(|entry| entry.index), Some(index));
-        }
-    }
-}
-
     tailer.commit_synced().unwrap();
     for seed in 0..10 {
         let (lost, _writer, _) = open(&disk.crash(seed));
