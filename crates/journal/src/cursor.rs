@@ -7,7 +7,7 @@
 
 use crate::checksum::Crc32c;
 use crate::disk::FolderLock;
-use crate::error::{Damage, DiskError};
+use crate::error::{Damage, DiskError, OpenError};
 use crate::file::{Folder, LogFile};
 use crate::frame::{put, u32_at, u64_at};
 
@@ -144,6 +144,10 @@ impl Cursor {
 
     /// Stores a position, given what is on disk of the log.
     pub(crate) fn store(&mut self, next: u64, synced: u64) -> Result<(), CursorError> {
+        Ok(self.write(next, synced)?)
+    }
+
+    fn write(&mut self, next: u64, synced: u64) -> Result<(), DiskError> {
         let record = Record {
             sequence: self.record.map_or(0, |r| r.sequence + 1),
             log_id: self.log_id,
@@ -204,6 +208,31 @@ pub(crate) fn list(folder: &Folder, log_id: [u8; 16]) -> Result<Vec<CursorPositi
         positions.extend(record.map(position));
     }
     Ok(positions)
+}
+
+/// Moves the positions that lie past the end of the log to it; those that were, as they were. Positions that cannot be read
+/// stay as they are.
+pub(crate) fn move_back(
+    folder: &Folder,
+    log_id: [u8; 16],
+    last: u64,
+) -> Result<Vec<CursorPosition>, OpenError> {
+    let mut moved = Vec::new();
+    let mut names = folder.names()?;
+    names.sort_unstable();
+    for (file_name, name) in names.iter().filter_map(|n| Some((n, name_of(n)?))) {
+        let mut cursor = match Cursor::open(folder.clone(), log_id, name) {
+            Ok(cursor) => cursor,
+            Err(CursorError::InUse(_)) => return Err(OpenError::Locked(folder.path(file_name))),
+            Err(CursorError::Disk(error)) => return Err(error.into()),
+            Err(CursorError::Name(_) | CursorError::Damaged(_) | CursorError::Unsupported(_)) => continue,
+        };
+        let Some(next) = cursor.next().filter(|next| *next > last + 1) else { continue };
+        cursor.write(last + 1, last)?;
+        cursor.file.sync()?;
+        moved.push(CursorPosition { name: name.into(), next });
+    }
+    Ok(moved)
 }
 
 /// Removes a position; false if there is none.

@@ -559,12 +559,14 @@ pub struct RepairReport {
     pub cut: Option<Cut>,
     /// Files with everything that was taken out of the log.
     pub kept_in: Vec<PathBuf>,
+    /// Named positions that were past the end of what is left. They go on there, with the next entry to be written.
+    pub moved: Vec<CursorPosition>,
 }
 
 /// Makes a log openable again. Refused while a writer has it open.
 ///
 /// Without [`RepairOptions::accept_loss`] it does what opening does, and makes a lost state anew; damage to what was
-/// durable is an error and changes nothing. Run again after an interruption it goes on. It needs no key: a log whose state
+/// durable is an error and changes nothing. Named positions never stay past the end. Run again after an interruption it goes on. It needs no key: a log whose state
 /// was lost and in which entries are encrypted takes the key that opens the newest of them.
 pub fn repair(disk: Arc<dyn Disk>, options: RepairOptions) -> Result<RepairReport, OpenError> {
     let folder = Folder::new(disk);
@@ -584,12 +586,14 @@ pub fn repair(disk: Arc<dyn Disk>, options: RepairOptions) -> Result<RepairRepor
     let found = recover::recover(&folder, &CycleChoice::Stored, strictness)?;
     let last_index = found.recovery.last_index;
     kept_in.extend(found.recovery.cut.iter().flat_map(|cut| cut.kept_in.clone()));
+    let moved = cursor::move_back(&folder, found.state_file.state().log_id, last_index)?;
     Ok(RepairReport {
         state_rebuilt,
         last_index: if last_index < found.recovery.first_index { 0 } else { last_index },
         lost: (last_index < durable).then(|| last_index + 1..=durable),
         cut: found.recovery.cut,
         kept_in,
+        moved,
     })
 }
 

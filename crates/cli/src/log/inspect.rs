@@ -136,6 +136,7 @@ impl Repair {
                 "lastIndex": report.last_index,
                 "lost": report.lost.as_ref().map(range_json),
                 "keptIn": kept,
+                "movedPositions": report.moved.iter().map(|cursor| &cursor.name).collect::<Vec<_>>(),
             });
             writeln!(out, "{value:#}")?;
             return Ok(Exit::Done);
@@ -149,6 +150,9 @@ impl Repair {
         }
         for file in kept {
             writeln!(out, "kept: {file}")?;
+        }
+        for cursor in &report.moved {
+            writeln!(out, "position {} went back from {} to the end", cursor.name, cursor.next)?;
         }
         writeln!(out, "the log ends with entry {} and can be opened", report.last_index)?;
         Ok(Exit::Done)

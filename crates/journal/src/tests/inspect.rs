@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::segment::{self, FRAMES_AT, SEAL_AT};
-use crate::{Finding, Inspection, RepairOptions, RepairReport, Severity, inspect, repair};
+use crate::{
+    CursorPosition, Finding, Inspection, RepairOptions, RepairReport, Seek, Severity, inspect, repair,
+};
 
 const LEN: usize = 300;
 const COUNT: u64 = 56;
@@ -109,6 +111,32 @@ fn a_damaged_entry_in_a_sealed_segment() {
         assert_eq!((report.last_index, report.lost), (base + 1, Some(base + 2..=COUNT)));
         check(&open(&disk).0, base + 1, LEN);
     }
+}
+
+/// Otherwise its reader would pass over the entries that take the place of those that were given up.
+#[test]
+fn named_positions_go_back_with_the_end_of_the_log() {
+    let disk = log();
+    let (journal, writer, _) = open(&disk);
+    for (name, position) in [("ahead", COUNT), ("behind", 2)] {
+        let mut tailer = journal.named_tailer(name).unwrap();
+        assert_eq!(tailer.move_to_index(position).unwrap(), Seek::At(position));
+        tailer.commit().unwrap();
+    }
+    writer.close().unwrap();
+    disk.put("cursor-unreadable.pos", &[1; 8192]);
+    change(&disk, &segments(&disk)[0], frame_at(5) + 70, |b| b ^ 1);
+    let report = mend(&disk, true).unwrap();
+    assert_eq!(report.last_index, 5);
+    assert_eq!(report.moved, [CursorPosition { name: "ahead".into(), next: COUNT }]);
+    disk.take("cursor-unreadable.pos");
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 6..=COUNT + 9, LEN);
+    let positions: Vec<_> = journal.cursors().unwrap().into_iter().map(|c| (c.name, c.next)).collect();
+    assert_eq!(positions, [("ahead".to_owned(), 6), ("behind".to_owned(), 2)]);
+    assert_eq!(journal.named_tailer("ahead").unwrap().next_entry().unwrap().unwrap().index, 6);
+    writer.close().unwrap();
+    assert_eq!(mend(&disk, true).unwrap().moved, []);
 }
 
 /// A writer that is open may remove segments between the listing of the names and the look at them.
