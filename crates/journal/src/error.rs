@@ -21,9 +21,10 @@ pub struct DiskError {
 }
 
 impl DiskError {
-    /// True if there was no room: the disk is full or a quota is used up.
+    /// True if there was no room: the disk is full, a quota is used up, or the process may not make a file so large.
     pub fn is_no_space(&self) -> bool {
-        matches!(self.cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
+        kinds.contains(&self.cause.kind())
     }
 
     pub(crate) fn is_not_found(&self) -> bool {

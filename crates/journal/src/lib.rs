@@ -53,7 +53,8 @@
 //! a store in memory, and readers in the process read there. A full disk is an error of the append that needs the next
 //! segment, never a signal. A mapped page that is gone, because somebody shortened the file or the disk cannot be read,
 //! would be one: it is turned into an error too, and ends the log. For that the first log that is opened installs a handler
-//! of SIGBUS; faults elsewhere it passes on to the one that was there before.
+//! of SIGBUS; faults elsewhere it passes on to the one that was there before. SIGXFSZ, the signal of a process whose files may
+//! not become larger, is ignored unless somebody has it: the append is refused as on a full disk.
 //!
 //! The files are described in `docs/format/segment.md`, `journal-state.md` and `journal-cursor.md`; which test holds
 //! which rule in `docs/log-proof.md`.

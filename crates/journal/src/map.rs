@@ -242,11 +242,13 @@ impl Drop for Watch {
     }
 }
 
+pub(crate) use signal::refuse_beyond_file_limit;
+
 #[cfg(not(miri))]
 mod signal {
     use std::io;
-    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Once, OnceLock};
 
     use super::PLACES;
 
@@ -278,6 +280,21 @@ mod signal {
         }
         *done = true;
         Ok(())
+    }
+
+    /// Has a write beyond the process's limit of a file's size (`ulimit -f`) be an error, and not the end of the process,
+    /// unless somebody has the signal already.
+    pub(crate) fn refuse_beyond_file_limit() {
+        static DONE: Once = Once::new();
+        // SAFETY: the structure is plain data, for which zeros are a value, and lives through the call. To ignore a signal
+        // no code of ours is called.
+        DONE.call_once(|| unsafe {
+            let mut present: libc::sigaction = std::mem::zeroed();
+            let is_known = libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &mut present) == 0;
+            if is_known && present.sa_sigaction == libc::SIG_DFL {
+                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            }
+        });
     }
 
     /// What is installed, in the place of `previous`.
@@ -367,6 +384,8 @@ mod signal {
     pub(super) fn install() -> std::io::Result<()> {
         Ok(())
     }
+
+    pub(crate) fn refuse_beyond_file_limit() {}
 }
 
 #[cfg(test)]

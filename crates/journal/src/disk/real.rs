@@ -41,6 +41,7 @@ impl RealDisk {
     /// Opens a folder that exists.
     pub fn existing(dir: &Path) -> io::Result<Self> {
         Ok(RealDisk { dir: dir.to_owned(), handle: fs::File::open(dir)? })
+        crate::map::refuse_beyond_file_limit();
     }
 }
 
