@@ -16,6 +16,7 @@ use crate::term;
 use rockdove_documents::diff::{self, UpdateDescription};
 use rockdove_documents::key::encode_key;
 use rockdove_documents::{Doc, Error, RawDoc, Result, Timestamp, code};
+use rockdove_journal::disk::RealDisk;
 use rockdove_journal::{Journal, Recovery};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -149,7 +150,8 @@ fn in_memory(clock: &Clock) -> Opened {
 }
 
 fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
-    std::fs::create_dir_all(dir)?;
+    // Its name is on disk before anything in it is.
+    drop(RealDisk::new(dir)?);
     let journal_options = rockdove_journal::Options {
         segment_bytes: options.segment_bytes,
         sync: options.sync,
@@ -158,7 +160,6 @@ fn stored(dir: &Path, options: &Options) -> Result<Opened, OpenError> {
     };
     // The journal locks its folder: from here on nobody else is in the data folder.
     let log_dir = dir.join(LOG_FOLDER);
-    std::fs::create_dir_all(&log_dir)?;
     let (journal, writer, recovery) = Journal::open(&log_dir, journal_options)?;
     checkpoint::remove_temporary(dir)?;
     let loaded = match checkpoint::load(dir)? {

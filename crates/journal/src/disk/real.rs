@@ -1,7 +1,7 @@
 //! A folder of the file system.
 
 use std::fs;
-use std::io::{self, IoSlice};
+use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +32,8 @@ pub struct RealDisk {
 }
 
 impl RealDisk {
-    /// Opens a folder, making it and its parents durably where they do not exist.
+    /// Opens a folder, making it and its parents where they do not exist. Its name and theirs are on disk then, also if
+    /// somebody has made it a moment ago.
     pub fn new(dir: &Path) -> io::Result<Self> {
         make_dir(dir)?;
         RealDisk::existing(dir)
@@ -40,22 +41,38 @@ impl RealDisk {
 
     /// Opens a folder that exists.
     pub fn existing(dir: &Path) -> io::Result<Self> {
-        Ok(RealDisk { dir: dir.to_owned(), handle: fs::File::open(dir)? })
         crate::map::refuse_beyond_file_limit();
+        Ok(RealDisk { dir: dir.to_owned(), handle: fs::File::open(dir)? })
     }
 }
 
-/// Makes a folder; the new name is synced in its parent, which is made first if need be.
+/// Makes a folder, and before it its parent if need be, and syncs its name there.
 fn make_dir(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
-        Ok(()) => {}
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => return Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+        Ok(()) => sync_name(dir),
+        Err(e) if e.kind() == ErrorKind::AlreadyExists && dir.is_dir() => match sync_name(dir) {
+            // In a folder that may not be read or written it was not made just now.
+            Err(e) if CANNOT_SYNC.contains(&e.kind()) => Ok(()),
+            synced => synced,
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => {
             make_dir(dir.parent().ok_or(e)?)?;
             fs::create_dir(dir)?;
+            sync_name(dir)
         }
-        Err(e) => return Err(e),
+        Err(e) => Err(e),
     }
+}
+
+const CANNOT_SYNC: [ErrorKind; 4] = [
+    ErrorKind::PermissionDenied,
+    ErrorKind::ReadOnlyFilesystem,
+    ErrorKind::InvalidInput,
+    ErrorKind::Unsupported,
+];
+
+/// Makes a folder's name durable.
+fn sync_name(dir: &Path) -> io::Result<()> {
     match dir.parent() {
         Some(parent) if parent.as_os_str().is_empty() => fs::File::open(".")?.sync_all(),
         Some(parent) => fs::File::open(parent)?.sync_all(),
@@ -231,7 +248,7 @@ mod tests {
         let first = RealDisk::new(&dir).unwrap();
         let second = RealDisk::new(&dir).unwrap();
         let lock = first.lock("lock").unwrap();
-        assert_eq!(second.lock("lock").map(drop).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(second.lock("lock").map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
         drop(lock);
         second.lock("lock").unwrap();
     }
