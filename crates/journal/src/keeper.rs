@@ -3,6 +3,7 @@
 //! It is a thread of its own because removing a large file takes the file system time, and because listeners may
 //! copy the file first: neither may delay an append or a sync.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -59,7 +60,12 @@ impl Keeper {
         let (own, weak) = (bell.clone(), Arc::downgrade(shared));
         let run = move || {
             while own.wait() {
-                look(&weak, &policy);
+                // What a listener has not let go stays, and is told once more.
+                if catch_unwind(AssertUnwindSafe(|| look(&weak, &policy))).is_err() {
+                    tracing::error!(
+                        "a listener panicked when it was told of an old segment, which stays for now"
+                    );
+                }
             }
         };
         let thread = std::thread::Builder::new().name("journal-keeper".into()).spawn(run)?;

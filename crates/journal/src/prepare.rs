@@ -189,16 +189,27 @@ impl Preparer {
 
     /// Ends the thread and removes a spare that was not used.
     pub(crate) fn stop(&mut self, folder: &Folder) -> Result<(), DiskError> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
+        self.end();
+        match self.desk.state.lock().made.take() {
+            Some(Ok(spare)) => spare.discard(folder),
+            Some(Err(_)) | None => Ok(()),
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
         self.desk.state.lock().stop = true;
         self.desk.changed.notify_all();
         if thread.join().is_err() {
             tracing::error!("the thread that prepares segments panicked");
         }
-        match self.desk.state.lock().made.take() {
-            Some(Ok(spare)) => spare.discard(folder),
-            Some(Err(_)) | None => Ok(()),
-        }
+    }
+}
+
+/// Where the log could not be opened. A spare that was made stays until the next opening.
+impl Drop for Preparer {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -245,5 +256,20 @@ impl Desk {
             self.changed.wait(&mut state);
         }
         !state.stop
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimDisk;
+
+    #[test]
+    fn the_thread_ends_with_its_owner() {
+        let preparer = Preparer::start(Folder::new(Arc::new(SimDisk::new(1))), [1; 16], 16 << 10).unwrap();
+        preparer.want();
+        let desk = Arc::downgrade(&preparer.desk);
+        drop(preparer);
+        assert!(desk.upgrade().is_none());
     }
 }

@@ -307,6 +307,28 @@ fn the_policy_of_a_log_works_by_itself() {
     check(&journal, 400, 600);
 }
 
+/// Its segment stays until it is told once more.
+#[test]
+fn a_listener_that_panics_does_not_end_retention() {
+    let disk = SimDisk::new(1);
+    let retention = Retention { bytes: Some(64 << 10), ..Retention::default() };
+    let options = Options { retention, ..options() };
+    let (journal, mut writer, _) = Journal::open_on(Arc::new(disk.clone()), options).unwrap();
+    let calls = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = calls.clone();
+    journal.on_released(move |released| {
+        let call = counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        assert!(call > 0, "on purpose");
+        assert!(call > 1 || *released.entries.start() == 1, "the same one again");
+    });
+    append(&mut writer, 1..=100, 600);
+    until("called", || calls.load(std::sync::atomic::Ordering::SeqCst) > 0);
+    append(&mut writer, 101..=400, 600);
+    until("removed", || journal.disk_bytes() <= 80 << 10);
+    writer.close().unwrap();
+    check(&journal, 400, 600);
+}
+
 /// I15: what is not synced or not sealed is never removed.
 #[test]
 fn unsynced_segments_stay() {
