@@ -140,6 +140,7 @@ struct DeskState {
     rounds: [u64; Cause::ALL.len()],
     /// To be appended as soon as the writer's core is free.
     announce: Option<Synced>,
+    /// When that is tried; never while the active segment has no room for it.
     announce_at: Option<Instant>,
     failure: Option<DiskError>,
     stop: bool,
@@ -312,10 +313,10 @@ impl Desk {
         self.state.lock().has_callbacks = true;
     }
 
-    /// Whether a mark is waiting to be appended.
+    /// Whether a mark is about to be appended.
     #[cfg(test)]
     pub(crate) fn is_announcing(&self) -> bool {
-        self.state.lock().announce.is_some()
+        self.state.lock().announce_at.is_some()
     }
 
     /// How many sync rounds had each cause.
@@ -465,6 +466,9 @@ impl Desk {
             (None, _) => {}
         }
         state.dirty.push(active);
+        if state.announce.is_some() {
+            state.announce_at = Some(Instant::now());
+        }
         self.work.notify_one();
         while state.dirty.len() > UNSYNCED_SEGMENTS_MAX && state.failure.is_none() {
             self.moved.wait(&mut state);
@@ -668,6 +672,12 @@ impl Desk {
         }
     }
 
+    /// Keeps a mark for the next segment: this one has no room for it.
+    fn keep_mark(&self, mark: &Synced) {
+        let mut state = self.state.lock();
+        state.announce = Some(mark.joined(state.announce));
+    }
+
     fn forget_sealed(&self) {
         let mut state = self.state.lock();
         state.dirty.retain(|d| !d.segment.is_sealed());
@@ -802,8 +812,10 @@ impl Shared {
             state.announce.take()
         };
         let (Some(mark), Some(core)) = (mark, core.as_mut()) else { return };
-        if let Err(error) = core.append_mark(self, &mark) {
-            tracing::warn!(%error, "no mark of a sync could be appended");
+        match core.append_mark(self, &mark) {
+            Ok(true) => {}
+            Ok(false) => self.desk.keep_mark(&mark),
+            Err(error) => tracing::warn!(%error, "no mark of a sync could be appended"),
         }
     }
 

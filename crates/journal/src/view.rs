@@ -4,7 +4,8 @@
 //! it knows, and, where nothing comes there, for a new segment. A frame counts once it is whole and continues the
 //! chain. One that is not is still being written, unless the log goes on behind it: then it is damage.
 //!
-//! What is on disk a view knows only from what the frames say, so it lags behind the writer's own mark.
+//! What is on disk a view knows only from what the frames and the state say, so it lags behind the writer's own mark: it
+//! learns of the sync of the last entries with the next frame, or when the log is closed.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +36,10 @@ const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(2);
 
 /// A log, for reading only. Clones share what they know of it.
+///
+/// With [`Visibility::Synced`] the last entries of a log that rests are seen when the next one is appended, when the log is
+/// closed, or when a SYNCED mark follows ([`RiskPolicy::announce`](crate::RiskPolicy::announce)): nothing else that another
+/// process writes tells of a sync.
 #[derive(Clone)]
 pub struct LogView(Arc<Inner>);
 
@@ -234,9 +239,21 @@ impl Inner {
         self.synced.fetch_max(upto.min(self.written.load(Ordering::SeqCst)), Ordering::AcqRel);
     }
 
+    /// What the writer noted last to be on disk, which is everything once it has closed the log.
+    fn look_at_state(&self) {
+        let Watermarks { written, synced } = self.watermarks();
+        if synced < written
+            && let Ok(file) = StateFile::open_read(&self.folder)
+            && file.state().log_id == self.state.log_id
+        {
+            self.raise_synced(file.state().durable_upto);
+        }
+    }
+
     /// Looks which segments there are now. True if the end has moved to another one.
     fn list(&self, end: &mut End) -> Result<bool, ReadError> {
         end.listed = Some(Instant::now());
+        self.look_at_state();
         let names = segment_names(&self.folder.names()?);
         if let Some((first, _)) = names.first() {
             // The last one stays in any case: a name may be missing while it is changed.

@@ -775,16 +775,16 @@ impl Core {
         self.preparer.want();
     }
 
-    /// Appends a mark of the log itself. Its time is that of the entry before.
-    pub(crate) fn append_mark(&mut self, shared: &Shared, mark: &Synced) -> Result<(), AppendError> {
+    /// Appends a mark of the log itself; false if the segment has no room for it. Its time is that of the entry before.
+    pub(crate) fn append_mark(&mut self, shared: &Shared, mark: &Synced) -> Result<bool, AppendError> {
         self.check(shared)?;
         let stamp = Stamp { kind: Kind::Synced, ..Stamp::plain(self.last.time_ns) };
         // The syncer is here: it must not wait for itself to make room.
         if stride(crate::control::BYTES as u64) > self.active.room() {
-            tracing::debug!("a mark of a sync is left out at the end of a segment");
-            return Ok(());
+            return Ok(false);
         }
-        self.append_as_is(shared, &[&mark.encode()], &stamp).map(drop)
+        self.append_as_is(shared, &[&mark.encode()], &stamp)?;
+        Ok(true)
     }
 
     /// The frame after `prev`, before its payload is known.

@@ -385,3 +385,25 @@ fn an_entry_after_a_mark_is_synced_by_its_age() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// At the end of a segment there may be no room for it: it comes in the next one.
+#[test]
+fn no_mark_is_lost() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer) = open_with(&disk, RiskPolicy { announce: true, ..RiskPolicy::default() });
+    add(&mut writer, Level::Async, 0);
+    let room = journal.room();
+    // One that leaves no room.
+    writer.append(&[&vec![7; room as usize - 80]], 0).unwrap();
+    assert!(journal.room() < 64);
+    journal.fence();
+    journal.wait_synced_blocking(2, LONG).unwrap();
+    until("the mark was tried", || !journal.0.desk.is_announcing());
+    drop(journal.0.core.lock());
+    assert_eq!(journal.written(), 2);
+    writer.append(&[b"in the next segment"], 0).unwrap();
+    until("the mark is there", || journal.written() == 4);
+    let mut tailer = journal.tailer();
+    while tailer.next_entry().unwrap().is_some() {}
+    assert_eq!(tailer.last_mark().map(|mark| mark.upto), Some(2));
+}

@@ -336,6 +336,22 @@ fn an_entry_that_comes_before_the_wait_is_found() {
     assert_eq!(tailer.next_within(LONG).unwrap().map(|entry| entry.index), Some(1));
 }
 
+/// What a view knows to be on disk comes with the next entry, and with a clean end.
+#[test]
+fn a_view_sees_the_last_synced_entry_once_the_log_is_closed() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=2, 10);
+    let view = LogView::open_on(Arc::new(disk.clone())).unwrap();
+    let mut tailer = view.tailer().with_visibility(Visibility::Synced);
+    sync(&journal);
+    assert!(tailer.next_within(Duration::from_millis(5)).unwrap().is_none());
+    writer.close().unwrap();
+    for index in 1..=2 {
+        assert_eq!(tailer.next_within(LONG).unwrap().map(|entry| entry.index), Some(index));
+    }
+}
+
 /// A disk on which something happens when the names are asked for, for the first time.
 struct Hooked {
     disk: SimDisk,
