@@ -260,6 +260,36 @@ fn prune_removes_whole_segments_and_keeps_what_is_unread() {
 }
 
 #[test]
+fn export_does_not_replace_a_file() {
+    let temp = tempfile::tempdir().unwrap();
+    fill(temp.path());
+    let file = temp.path().join("entries.jsonl");
+    let file = file.to_str().unwrap();
+    stdout(&log(&["export", "-o", file], temp.path()));
+    let written = std::fs::read_to_string(file).unwrap();
+    assert_eq!(written.lines().count() as u64, COUNT);
+    let refused = log(&["export", "-o", file], temp.path());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("there is a file") && !said.contains("os error"), "{said}");
+    assert_eq!(std::fs::read_to_string(file).unwrap(), written);
+}
+
+/// Its entries are the bus's own: anything else keeps it from starting.
+#[test]
+fn nothing_is_imported_into_the_log_of_a_bus() {
+    let outer = tempfile::tempdir().unwrap();
+    let inner = outer.path().join("log");
+    fill(&inner);
+    let lines_file = outer.path().join("lines");
+    std::fs::write(&lines_file, "{\"text\": \"x\"}\n").unwrap();
+    let before = indexes(&["dump"], &inner);
+    let refused = log(&["import", lines_file.to_str().unwrap()], outer.path());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("the log of a bus"), "{said}");
+    assert_eq!(indexes(&["dump"], &inner), before);
+}
+
+#[test]
 fn a_folder_that_is_no_log_is_said_to_be_none() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("notes.txt");
@@ -267,7 +297,8 @@ fn a_folder_that_is_no_log_is_said_to_be_none() {
     let missing = temp.path().join("nowhere");
     let out = temp.path().join("out");
     let none = "there is no log in";
-    for (dir, expected) in [(temp.path(), none), (file.as_path(), none), (missing.as_path(), "No such file")]
+    for (dir, expected) in
+        [(temp.path(), none), (file.as_path(), none), (missing.as_path(), "there is no folder")]
     {
         for args in [
             &["info"][..],

@@ -4,14 +4,14 @@ use super::range::Range;
 use super::show::as_json;
 use super::{KeyFile, Place};
 use crate::exit::Exit;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use rockdove_journal::{Codec, Compression, Journal, Level, Options, SyncPolicy, Terms};
 use serde_json::Value;
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write, stdin, stdout};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write, stdin, stdout};
+use std::path::{Path, PathBuf};
 
 /// Write entries as lines of JSON, to standard output or a file
 #[derive(Args)]
@@ -22,7 +22,7 @@ pub struct Export {
     key: KeyFile,
     #[command(flatten)]
     range: Range,
-    /// The file, which must not exist; standard output if it is left out
+    /// The file, which must not exist, and is on disk when the command has ended; standard output if it is left out
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -31,12 +31,9 @@ impl Export {
     pub fn run(self) -> anyhow::Result<Exit> {
         let view = self.key.view(&self.place)?;
         let mut tailer = self.range.apply(view.tailer())?;
-        let mut out: Box<dyn Write> = match &self.output {
-            Some(path) => {
-                let file =
-                    File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
-                Box::new(BufWriter::new(file))
-            }
+        let file = self.output.as_deref().map(new_file).transpose()?;
+        let mut out: Box<dyn Write> = match &file {
+            Some(file) => Box::new(BufWriter::new(file)),
             None => Box::new(BufWriter::new(stdout().lock())),
         };
         let total = tailer.limit().saturating_sub(tailer.position() - 1);
@@ -48,6 +45,10 @@ impl Export {
             bar.inc(1);
         }
         out.flush()?;
+        drop(out);
+        if let Some(file) = file {
+            file.sync_all()?;
+        }
         bar.finish_and_clear();
         eprintln!("{}", entries(count));
         Ok(Exit::Done)
@@ -58,6 +59,7 @@ impl Export {
 ///
 /// Entries get new indexes after those that are there; times, values and levels stay as they are, except that times
 /// never go back. The folder is made if there is none; with a key what is appended is encrypted. Everything is on disk when the command has ended.
+/// Refused while a writer has the log open, and on a data folder of `rockdove serve`, whose log belongs to the bus.
 #[derive(Args)]
 pub struct Import {
     #[command(flatten)]
@@ -81,11 +83,15 @@ impl Import {
             }
             None => Box::new(stdin().lock()),
         };
+        let folder = self.place.folder()?;
+        if folder != self.place.dir {
+            bail!("into the log of a bus only the bus writes: its state is made from it");
+        }
         // Synced once, at the end.
         let compression = self.compress.map(|level| Compression::Zstd { level });
         let codec = Codec { compression, key: self.key.key()? };
         let options = Options { sync: SyncPolicy::Never, codec, ..Options::default() };
-        let (_, mut writer, _) = Journal::open(self.place.folder()?, options)?;
+        let (_, mut writer, _) = Journal::open(folder, options)?;
         let bar = ProgressBar::no_length().with_style(ProgressStyle::with_template("{human_pos} entries")?);
         let mut count = 0u64;
         for (line, number) in input.lines().zip(1u64..) {
@@ -112,6 +118,14 @@ impl Import {
         eprintln!("{}", entries(count));
         Ok(Exit::Done)
     }
+}
+
+/// Makes a file that does not exist yet.
+fn new_file(path: &Path) -> anyhow::Result<File> {
+    File::create_new(path).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => anyhow!("there is a file {} already", path.display()),
+        _ => anyhow!("cannot make {}: {error}", path.display()),
+    })
 }
 
 /// A number of entries, in words.

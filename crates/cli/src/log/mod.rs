@@ -10,7 +10,7 @@ mod range;
 mod show;
 
 use crate::exit::Exit;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use rockdove_journal::disk::{Disk, RealDisk};
 use rockdove_journal::{Key, LogView};
@@ -148,7 +148,10 @@ impl Place {
     fn existing(&self) -> anyhow::Result<PathBuf> {
         let dir = self.dir.display();
         let found = std::fs::metadata(&self.dir).and_then(|_| self.folder());
-        let folder = found.with_context(|| format!("cannot open the folder {dir}"))?;
+        let folder = found.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => anyhow!("there is no folder {dir}"),
+            _ => anyhow!("cannot open the folder {dir}: {error}"),
+        })?;
         anyhow::ensure!(
             has_log(&folder)?,
             "there is no log in {dir}: the folder of a log has files *.seg and a file `state`, a data folder of \
@@ -160,7 +163,7 @@ impl Place {
     fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
         let folder = self.existing()?;
         let disk = RealDisk::existing(&folder)
-            .map_err(|error| anyhow::anyhow!("cannot open the folder {}: {error}", folder.display()))?;
+            .map_err(|error| anyhow!("cannot open the folder {}: {error}", folder.display()))?;
         Ok(Arc::new(disk))
     }
 }
