@@ -1,30 +1,15 @@
-//! A small disk that fills up, really. Needs the right to mount one; where there is none it says so and checks nothing.
+//! A small disk that fills up, really.
 
+#[path = "../../journal/tests/mount/mod.rs"]
+mod mount;
 mod support;
+
+use mount::Mount;
 
 use rockdove_documents::{Value, doc};
 use rockdove_engine::{Engine, Namespace, Options};
 use std::path::Path;
-use std::process::Command;
 use support::*;
-
-struct Mount(tempfile::TempDir);
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
-fn mount() -> Option<Mount> {
-    let dir = tempfile::tempdir().unwrap();
-    let made = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
-        .arg(dir.path())
-        .output()
-        .ok()?;
-    made.status.success().then_some(Mount(dir))
-}
 
 /// Inserts documents from `first` on until one is refused; the number of that one.
 async fn fill(engine: &Engine, first: i32, bytes: usize) -> i32 {
@@ -74,11 +59,8 @@ fn has_temporary(dir: &Path) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_can_be_drained_and_takes_documents_again() {
-    let Some(mount) = mount() else {
-        eprintln!("not checked: no right to mount a file system");
-        return;
-    };
-    let dir = mount.0.path();
+    let Some(mount) = Mount::new(8 << 20) else { return };
+    let dir = mount.path();
     let options = Options {
         segment_bytes: 1 << 20,
         checkpoint_bytes: 1 << 20,

@@ -1,34 +1,15 @@
-//! A small file system that fills up, really. Needs the right to mount one; where there is none it says so and checks
-//! nothing: the simulated disk has the same cases.
+//! A small file system that fills up, really. Where none can be mounted the simulated disk has the same cases.
 
-use std::path::Path;
-use std::process::Command;
+mod mount;
 
+use mount::Mount;
 use rockdove_journal::{AppendError, Health, Journal, Options, SyncPolicy};
-
-struct Mount<'a>(&'a Path);
-
-impl Drop for Mount<'_> {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0).status();
-    }
-}
-
-fn mount(dir: &Path) -> Option<Mount<'_>> {
-    let made =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir).output().ok()?;
-    made.status.success().then_some(Mount(dir))
-}
 
 #[test]
 fn a_full_file_system_is_an_error_and_passes() {
-    let temp = tempfile::tempdir().unwrap();
-    let Some(mount) = mount(temp.path()) else {
-        eprintln!("not checked: no right to mount a file system");
-        return;
-    };
+    let Some(mount) = Mount::new(1 << 20) else { return };
     let options = Options { segment_bytes: 64 << 10, sync: SyncPolicy::Never, ..Options::default() };
-    let (journal, mut writer, _) = Journal::open(temp.path(), options.clone()).unwrap();
+    let (journal, mut writer, _) = Journal::open(mount.path(), options.clone()).unwrap();
     let refused = loop {
         match writer.append(&[&[7; 1000]], 0) {
             Ok(index) => assert!(index < 2000, "it never filled"),
@@ -55,7 +36,7 @@ fn a_full_file_system_is_an_error_and_passes() {
     assert_eq!(writer.append(&[&[7; 1000]], 0).unwrap(), last + 1);
     assert!(!journal.is_short_of_space());
     writer.close().unwrap();
-    let (journal, writer, recovery) = Journal::open(temp.path(), options).unwrap();
+    let (journal, writer, recovery) = Journal::open(mount.path(), options).unwrap();
     assert_eq!((recovery.last_index, recovery.cut), (last + 1, None));
     drop((journal, writer, mount));
 }

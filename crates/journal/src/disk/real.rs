@@ -116,8 +116,7 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, name: &str) -> io::Result<FolderLock> {
-        let path = self.path(name);
-        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = open_lock(&self.path(name))?;
         let until = Instant::now() + LOCK_WAIT;
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -146,6 +145,16 @@ impl Disk for RealDisk {
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
+    }
+}
+
+/// Who may only read can ask for the lock too: the kernel does not mind how the file was opened.
+fn open_lock(path: &Path) -> io::Result<fs::File> {
+    match fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path) {
+        Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+            fs::File::open(path).or(Err(e))
+        }
+        opened => opened,
     }
 }
 
