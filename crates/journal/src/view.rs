@@ -266,14 +266,19 @@ impl Inner {
         }
         let next = end.segment.last() + 1;
         let Some((base, name)) = names.iter().find(|(base, _)| *base >= next) else { return Ok(false) };
-        if *base > next {
+        let is_ahead = *base > next;
+        if is_ahead {
             // What it lacked when it was walked may have come before the new segment did.
             let what = self.walk(end)?.unwrap_or("the segment does not begin where the one before it ends");
             if *base == end.segment.last() + 1 {
                 return Ok(true);
             }
-            let (file, offset) = (self.folder.path(&end.segment.name()), end.segment.end());
-            return Err(Damage { file, offset, index: end.segment.last() + 1, what }.into());
+            // Unless retention has removed what lay between.
+            let first = StateFile::open_read(&self.folder).map_or(0, |file| file.state().first);
+            if first < *base {
+                let (file, offset) = (self.folder.path(&end.segment.name()), end.segment.end());
+                return Err(Damage { file, offset, index: end.segment.last() + 1, what }.into());
+            }
         }
         let file = match self.folder.open_read(name) {
             Err(error) if error.is_not_found() => return Ok(false),
@@ -292,6 +297,11 @@ impl Inner {
             return Ok(false);
         }
         self.enter(end, &found)?;
+        if is_ahead {
+            // The log begins here now.
+            end.link = None;
+            self.segments.write().retain(|segment| segment.base >= *base);
+        }
         Ok(true)
     }
 

@@ -431,6 +431,42 @@ fn a_view_opens_beside_the_first_retention() {
     }
 }
 
+/// Nobody looks through the view while its last segment, and what came after it, is written and removed.
+#[test]
+fn a_view_that_retention_has_passed_goes_on_where_the_log_begins() {
+    let disk = SimDisk::new(1);
+    let (journal, mut writer, _) = open(&disk);
+    append(&mut writer, 1..=3, 600);
+    let view = LogView::open_on(Arc::new(disk.clone())).unwrap();
+    let mut tailer = view.tailer();
+    for index in 1..=2 {
+        assert_eq!(tailer.next_entry().unwrap().map(|entry| entry.index), Some(index));
+    }
+    append(&mut writer, 4..=100, 600);
+    sync(&journal);
+    until("sealed", || journal.0.segments.read().iter().rev().skip(1).all(|s| s.is_sealed()));
+    let first = journal.drop_before(u64::MAX).unwrap();
+    assert!(first > 30);
+    // What it has open it reads to its end.
+    let mut last = 2;
+    let gone = loop {
+        match tailer.next_within(LONG) {
+            Ok(entry) => last = entry.unwrap().index,
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(gone, ReadError::BeforeStart { index, first: f } if index == last + 1 && f == first),
+        "{gone}"
+    );
+    assert_eq!(view.first_index(), first);
+    tailer.to_start();
+    for index in first..=100 {
+        assert_eq!(tailer.next_entry().unwrap().map(|entry| entry.index), Some(index));
+    }
+    assert_eq!(view.watermarks().unwrap().written, 100);
+}
+
 #[test]
 fn a_failed_reading_does_not_move() {
     let disk = SimDisk::new(1);
