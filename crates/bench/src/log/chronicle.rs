@@ -83,7 +83,7 @@ impl Latency {
 /// Runs both in turns and holds the medians against each other. `say` is told what is under way.
 pub fn beside_chronicle(plan: &ChroniclePlan, say: impl Fn(&str)) -> Result<Outcome> {
     let mut report = Report::default();
-    let machine = limits::machine();
+    let machine = limits::machine(&plan.dir);
     for syncs in [false, true] {
         for size in SIZES {
             let what = format!("{size} B, {}", if syncs { "a sync after each" } else { "no sync" });

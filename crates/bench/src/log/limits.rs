@@ -4,6 +4,7 @@ use super::{Curve, Outcome, Plan, histogram};
 use crate::report::Target;
 use anyhow::Result;
 use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_getres};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -34,8 +35,8 @@ pub struct Limits {
     pub writes: f64,
 }
 
-/// What the machine is, for the reader of a report.
-pub fn machine() -> Vec<(&'static str, String)> {
+/// What the machine is, and where the files of a folder lie, for the reader of a report.
+pub fn machine(dir: &Path) -> Vec<(&'static str, String)> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let cpu = read("/proc/cpuinfo");
     let model = cpu.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": ")).map_or("", |m| m.1);
@@ -43,8 +44,38 @@ pub fn machine() -> Vec<(&'static str, String)> {
         ("processors", std::thread::available_parallelism().map_or(0, |n| n.get()).to_string()),
         ("model", model.to_owned()),
         ("kernel", read("/proc/sys/kernel/osrelease")),
+        ("timer interrupts a second", timer_hz().to_string()),
         ("load", read("/proc/loadavg")),
+        ("files", mount_of(dir, &read("/proc/self/mountinfo")).unwrap_or_default()),
     ]
+}
+
+/// The kernel moves its coarse clocks with its timer interrupt.
+fn timer_hz() -> i64 {
+    1_000_000_000 / clock_getres(ClockId::MonotonicCoarse).tv_nsec.max(1)
+}
+
+/// The file system that a folder lies in, what it lies on, and the disk's name where it has one. `mounts` is as in
+/// proc_pid_mountinfo(5).
+fn mount_of(dir: &Path, mounts: &str) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    let mut innermost: Option<(&str, &str, &str)> = None;
+    for line in mounts.lines() {
+        let (place, kind) = line.split_once(" - ")?;
+        let (device, root) = (place.split(' ').nth(2)?, place.split(' ').nth(4)?);
+        // Of two in one place the later one hides the earlier.
+        if dir.starts_with(root) && innermost.is_none_or(|before| root.len() >= before.1.len()) {
+            innermost = Some((device, root, kind));
+        }
+    }
+    let (device, _, kind) = innermost?;
+    let (file_system, source) = kind.split_once(' ')?;
+    let block = Path::new("/sys/dev/block").join(device);
+    let model = ["device/model", "../device/model"]
+        .iter()
+        .find_map(|model| Some(format!(", {}", std::fs::read_to_string(block.join(model)).ok()?.trim())));
+    let source = source.split(' ').next()?;
+    Some(format!("{file_system} on {source}{}", model.unwrap_or_default()))
 }
 
 /// Measures them.
@@ -218,5 +249,19 @@ impl Limits {
         }
         outcome.report.add("bare memcpy of a message's size", self.copy / 1e6, "MB/s", Target::None);
         outcome.report.add("bare write of a message's size", self.writes, "/s", Target::None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_mount_counts() {
+        let mounts = "22 27 0:21 / /proc rw - proc proc rw\n27 1 253:0 / / rw,relatime shared:1 - ext4 /dev/none rw\n\
+                      30 27 0:99 / /tmp rw - tmpfs tmpfs rw,size=1m";
+        assert_eq!(mount_of(Path::new("/tmp"), mounts).unwrap(), "tmpfs on tmpfs");
+        assert!(mount_of(Path::new("/"), mounts).unwrap().starts_with("ext4 on /dev/none"));
+        assert!(timer_hz() > 0);
     }
 }

@@ -119,7 +119,8 @@ impl Outcome {
 
 /// Measures everything. `say` is told what is under way.
 pub fn run(plan: &Plan, say: impl Fn(&str)) -> Result<Outcome> {
-    let mut outcome = Outcome { report: Report::default(), curves: Vec::new(), machine: limits::machine() };
+    let mut outcome =
+        Outcome { report: Report::default(), curves: Vec::new(), machine: limits::machine(&plan.dir) };
     say("measuring the machine");
     let limits = limits::measure(plan)?;
     limits.report(&mut outcome);
