@@ -128,6 +128,8 @@ pub(crate) struct Desk {
     requested: AtomicU64,
     /// How many threads wait for an acknowledgement. Changes with the state locked.
     sleeping: AtomicUsize,
+    /// How often a sync was asked for since the last round began. Changes with the state locked.
+    asking: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -148,8 +150,10 @@ struct DeskState {
     /// Those who wait for the mark, for a failure or for the end; each is woken by itself. A condition variable would have
     /// each of them wake the next, one after the other.
     sleepers: Vec<Thread>,
-    /// How many of them the last round woke.
+    /// How many the last round served: it woke them, or they had asked for it and look again when they are told.
     served: usize,
+    /// How many had asked for it when it began.
+    asked: usize,
     /// How long the last round took.
     last_round: Duration,
     /// Somebody carries out a round.
@@ -197,6 +201,7 @@ impl Desk {
             moved: Condvar::new(),
             requested: 0.into(),
             sleeping: 0.into(),
+            asking: 0.into(),
         }
     }
 
@@ -260,6 +265,7 @@ impl Desk {
     fn request_locked(&self, state: &mut DeskState, causes: impl Into<Causes>) {
         let written = self.written();
         self.requested.store(written, Ordering::Relaxed);
+        self.asking.fetch_add(1, Ordering::Relaxed);
         if written <= self.synced() {
             // A round that was under way has made it durable: there will be no other one for it.
             self.succeed(state, causes.into(), 0);
@@ -512,14 +518,15 @@ impl Desk {
         })
     }
 
-    /// Gives those a moment whom the last round woke, and who may be about to ask for the next.
+    /// Gives those a moment whom the last round served, and who may be about to ask for the next.
     fn gather(&self) {
         let (served, last_round) = {
             let state = self.state.lock();
             (state.served, state.last_round)
         };
         stay_awake((last_round / GATHER_SHARE).min(GATHER_MAX), || {
-            self.sleeping.load(Ordering::Relaxed) >= served
+            let here = self.sleeping.load(Ordering::Relaxed).max(self.asking.load(Ordering::Relaxed));
+            here >= served
         });
     }
 
@@ -624,6 +631,7 @@ impl Desk {
         let causes = {
             let mut state = self.state.lock();
             state.syncing_since = Some(Instant::now());
+            state.asked = self.asking.swap(0, Ordering::Relaxed);
             std::mem::take(&mut state.causes)
         };
         let written = match &self.ledger {
@@ -659,7 +667,7 @@ impl Desk {
         if state.syncer_waits || state.announce_at.is_some() {
             self.work.notify_one();
         }
-        state.served = self.wake(&mut state);
+        state.served = self.wake(&mut state).max(state.asked);
     }
 
     /// What these causes asked for is durable.

@@ -5,9 +5,13 @@ use super::{Curve, Outcome, Plan, histogram};
 use crate::quantile::median;
 use crate::report::Target;
 use anyhow::{Context, Result};
-use rockdove_journal::{Journal, Level, Options, SyncPolicy, Terms, WaitStrategy, Writer};
+use futures_util::future::try_join_all;
+use rockdove_journal::{Appender, Journal, Level, Options, SyncPolicy, Terms, WaitStrategy, Writer};
 use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 const SIZES: [usize; 6] = [60, 256, 1024, 4096, 65_536, 1 << 20];
 /// Bytes that one figure of the throughput writes at most.
@@ -105,15 +109,19 @@ pub fn to_tailer(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Eight threads that each wait for the disk after each entry, in turns with threads that do nothing else.
+/// Eight writers that each wait for the disk after each entry: threads, in turns with threads that do nothing else, and
+/// tasks of one thread, as the engine's callers are.
 pub fn group_commit(plan: &Plan, limits: &Limits, outcome: &mut Outcome) -> Result<()> {
     let (mut ours, mut bare, mut batch) = ([0.0; TURNS], [0.0; TURNS], [0.0; TURNS]);
+    let (mut tasks, mut of_tasks) = ([0.0; TURNS], [0.0; TURNS]);
     for turn in 0..TURNS {
         let dir = tempfile::tempdir_in(&plan.dir)?;
         bare[turn] = limits::group_commits(dir.path(), WRITERS, COMMITS, plan.size)?;
-        (ours[turn], batch[turn]) = commits(dir.path(), plan.size)?;
+        (ours[turn], batch[turn]) = commits(&dir.path().join("threads"), plan.size, threads)?;
+        (tasks[turn], of_tasks[turn]) = commits(&dir.path().join("tasks"), plan.size, tasks_of_one_thread)?;
     }
     let [ours, bare, batch] = [ours, bare, batch].map(|values| median(values.to_vec()));
+    let [tasks, of_tasks] = [tasks, of_tasks].map(|values| median(values.to_vec()));
     let sync = limits.sync_one.value_at_percentile(50.0) as f64 / 1e9;
     let mut add = |name: String, value, unit, target| outcome.report.add(name, value, unit, target);
     add(format!("{WRITERS} writers, each waits for the disk"), ours, "/s", Target::None);
@@ -123,13 +131,27 @@ pub fn group_commit(plan: &Plan, limits: &Limits, outcome: &mut Outcome) -> Resu
     let bound = WRITERS as f64 / sync;
     add("group commit / (writers / bare fdatasync)".into(), ours / bound, "x", Target::AtLeast(0.7));
     add("bare group commit / (writers / bare fdatasync)".into(), bare / bound, "x", Target::None);
+    add(format!("{WRITERS} writers that are tasks of one thread"), tasks, "/s", Target::None);
+    add("entries of a sync, tasks".into(), of_tasks, "", Target::None);
+    add("group commit, tasks / (writers / bare fdatasync)".into(), tasks / bound, "x", Target::AtLeast(0.7));
     Ok(())
 }
 
-/// Commits a second, and entries of a sync.
-fn commits(dir: &Path, size: usize) -> Result<(f64, f64)> {
-    let (journal, writer) = open(&dir.join("log"), SyncPolicy::Never)?;
+/// Commits a second by these writers, and entries of a sync.
+fn commits(
+    dir: &Path,
+    size: usize,
+    write: impl FnOnce(&Journal, &Writer, usize) -> Result<()>,
+) -> Result<(f64, f64)> {
+    let (journal, writer) = open(dir, SyncPolicy::Never)?;
     let started = Instant::now();
+    write(&journal, &writer, size)?;
+    let (count, took) = ((WRITERS * COMMITS) as f64, started.elapsed());
+    let rounds = journal.syncs().iter().map(|(_, count)| *count).sum::<u64>().max(1);
+    Ok((count / took.as_secs_f64(), count / rounds as f64))
+}
+
+fn threads(_: &Journal, writer: &Writer, size: usize) -> Result<()> {
     let threads: Vec<_> = (0..WRITERS)
         .map(|_| {
             let (appender, payload) = (writer.appender(), vec![7; size]);
@@ -144,9 +166,31 @@ fn commits(dir: &Path, size: usize) -> Result<(f64, f64)> {
     for thread in threads {
         thread.join().map_err(|_| anyhow::anyhow!("a writer panicked"))??;
     }
-    let (count, took) = ((WRITERS * COMMITS) as f64, started.elapsed());
-    let rounds = journal.syncs().iter().map(|(_, count)| *count).sum::<u64>().max(1);
-    Ok((count / took.as_secs_f64(), count / rounds as f64))
+    Ok(())
+}
+
+fn tasks_of_one_thread(journal: &Journal, writer: &Writer, size: usize) -> Result<()> {
+    let synced = Arc::new(Notify::new());
+    let told = synced.clone();
+    journal.on_synced(move |_| told.notify_waiters());
+    let write = async |appender: Appender| -> Result<()> {
+        let payload = vec![7; size];
+        for _ in 0..COMMITS {
+            let mut ticket = appender.append_on(&[&payload], terms(Level::Sync))?;
+            loop {
+                let mut next = pin!(synced.notified());
+                next.as_mut().enable(); // before the look, so that no sync is missed
+                if ticket.poll()?.is_some() {
+                    break;
+                }
+                next.await;
+            }
+        }
+        Ok(())
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let writers = (0..WRITERS).map(|_| write(writer.appender()));
+    runtime.block_on(try_join_all(writers)).map(drop)
 }
 
 /// Opening, after a clean close and after a killed process.
