@@ -20,36 +20,52 @@
 //! then settled at their origin. Should the migration be killed between those two, and the copy be processed and
 //! removed at once, it is copied again when the migration goes on.
 //!
+//! A broadcast that a node marked in the old layout is marked in the new one, too, a moment later, so that the node does
+//! not get it again when it changes over. Which copies are to be followed so, an interrupted bridge reads at the origin
+//! when it goes on. Broadcasts of new nodes stay in the new layout.
+//!
+//! Not all nodes announce themselves: a drain asks before it begins, and a bridge all the time, who answers at the
+//! origin.
+//!
 //! Order is kept per topic and priority. What is not safe to move stays and is counted: documents that are no
 //! messages, exclusive messages for several recipients (one of them would process it before, each of them after), and
 //! ids without collection.
 
 use crate::backend::{Backend, BackendError, BackendErrorKind, BackendResult, Durability, Find, Updated};
 use crate::bus::Bus;
+use crate::clock;
 use crate::error::ConnectError;
 use crate::node::{CALL_RETRIES, Node, millis};
 use crate::queue::Catalog;
 use crate::registry;
 use bson::{Bson, DateTime, Document, doc};
+use rockdove_messages::status::DISCOVERY_TEXT;
 use rockdove_messages::{
     ImplementationCheck, Layout, Lock, Message, MessageId, NameError, Names, Participant, Settings, filter,
     lock_expiry,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The node id of a migration, and the key of the lock that keeps a second one away.
 pub const MIGRATION_ID: &str = "rockdove-migration";
-/// That lock's life; each pass prolongs it.
+/// That lock's life; it is prolonged so often, also within a pass.
 const GUARD_MS: i64 = 60_000;
+const GUARD_EVERY: Duration = Duration::from_secs(10);
+/// Marks are followed so often within a pass, and after each.
+const MARKS_EVERY: Duration = Duration::from_secs(1);
+/// How long nodes of the old layout have for their answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(3);
+/// Pause between two looks for it, before a drain.
+const ANSWER_LOOK: Duration = Duration::from_millis(50);
+/// A question's life, should it not be withdrawn; that of the answers is their senders' affair.
+const QUESTION_LIFE: Duration = Duration::from_secs(30);
 /// How long withdrawing what was asked may take, and then releasing it.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// Documents read at a time, and in one pass.
 const PAGE: usize = 500;
 const PASS_MAX: usize = 10_000;
-/// Copied broadcasts whose marks are followed.
-const FOLLOWED_MAX: usize = 10_000;
 /// A bridge is over after this many passes without Standard nodes and without anything to do.
 const QUIET_PASSES: u32 = 20;
 
@@ -108,9 +124,9 @@ pub struct Progress {
     pub waiting: u64,
     /// Messages that are not safe to move, and documents that are no messages.
     pub left: u64,
-    /// Running nodes of the old layout.
+    /// Running nodes of the old layout: those that announce themselves, and those that answered.
     pub old_nodes: Vec<String>,
-    /// Running nodes of the new layout.
+    /// Running nodes of the new layout; to multi-collection also those that do not announce themselves.
     pub new_nodes: Vec<String>,
     /// Nothing remains to be done.
     pub done: bool,
@@ -124,9 +140,29 @@ pub struct Migration {
     /// Tells this run from others in the lock.
     run: String,
     progress: Progress,
-    /// Marks of copied broadcasts, as far as they are copied, too.
+    /// How many marks of each broadcast that is at the origin and was copied are copied, too.
     followed: HashMap<MessageId, usize>,
+    marks_at: Option<Instant>,
+    guard_at: Instant,
+    question: Option<Question>,
+    /// Who answered the last question that is over, without announcing itself; `None` before that.
+    answered: Option<BTreeSet<String>>,
     quiet: u32,
+}
+
+/// A question to the nodes of the old layout that has not been withdrawn.
+struct Question {
+    id: MessageId,
+    at: Instant,
+    /// Who answered, and whether without announcing itself.
+    answered: BTreeMap<String, bool>,
+}
+
+impl Question {
+    /// What finds the answers, by an index.
+    fn answers(&self, topic: &str) -> Document {
+        doc! { "topic": topic, "in_answer_to": self.id.to_bson() }
+    }
 }
 
 impl Migration {
@@ -168,6 +204,10 @@ impl Migration {
             run: uuid::Uuid::new_v4().to_string(),
             progress: Progress::default(),
             followed: HashMap::new(),
+            marks_at: None,
+            guard_at: clock::now(),
+            question: None,
+            answered: None,
             quiet: 0,
         };
         match migration.prepare().await {
@@ -181,14 +221,27 @@ impl Migration {
 
     async fn prepare(&mut self) -> Result<(), MigrateError> {
         self.look_around().await?;
-        if self.mode == Mode::Drain && !self.progress.old_nodes.is_empty() {
-            return Err(MigrateError::NodesRun(self.progress.old_nodes.join(", ")));
-        }
+        self.refuse_nodes()?;
         self.guard().await?;
         // Writing the lock may have made the collection.
         self.node().index_locks(&self.from.locks("")).await;
+        if self.mode == Mode::Drain {
+            while self.answered.is_none() {
+                self.ask().await?;
+                self.refuse_nodes()?;
+                tokio::time::sleep(ANSWER_LOOK).await;
+            }
+        }
         if self.bus.settings().layout == Layout::MultiCollection {
             self.resume().await?;
+        }
+        Ok(())
+    }
+
+    /// A drain is for queues whose nodes are stopped.
+    fn refuse_nodes(&self) -> Result<(), MigrateError> {
+        if self.mode == Mode::Drain && !self.progress.old_nodes.is_empty() {
+            return Err(MigrateError::NodesRun(self.progress.old_nodes.join(", ")));
         }
         Ok(())
     }
@@ -202,16 +255,15 @@ impl Migration {
     pub async fn pass(&mut self) -> Result<&Progress, MigrateError> {
         self.guard().await?;
         self.look_around().await?;
-        if self.mode == Mode::Drain && !self.progress.old_nodes.is_empty() {
-            return Err(MigrateError::NodesRun(self.progress.old_nodes.join(", ")));
+        self.refuse_nodes()?;
+        if self.mode == Mode::Bridge {
+            self.ask().await?;
         }
         let before = (self.progress.moved, self.progress.copied, self.progress.returned);
         (self.progress.waiting, self.progress.left) = (0, 0);
         if self.bus.settings().layout == Layout::MultiCollection {
             self.forward().await?;
-            if self.mode == Mode::Bridge {
-                self.follow_marks().await?;
-            }
+            self.follow_marks().await?;
         }
         if self.mode == Mode::Bridge {
             self.give_back().await?;
@@ -222,7 +274,7 @@ impl Migration {
             Mode::Bridge => {
                 let over = !busy && self.progress.old_nodes.is_empty() && self.progress.waiting == 0;
                 self.quiet = if over { self.quiet + 1 } else { 0 };
-                self.quiet >= QUIET_PASSES
+                self.quiet >= QUIET_PASSES && self.answered.is_some()
             }
         };
         Ok(&self.progress)
@@ -235,6 +287,9 @@ impl Migration {
             && let Err(error) = node.leaving(STOP_LIMIT, self.take_answers()).await
         {
             tracing::debug!(%error, "answers to the migration stay until they expire");
+        }
+        if let Err(error) = node.leaving(STOP_LIMIT, self.withdraw()).await {
+            tracing::debug!(%error, "the question to the nodes of the old layout stays until it expires");
         }
         self.bus.shutdown().await;
         // Last: who has the lock has the id, and what comes for it.
@@ -259,7 +314,8 @@ impl Migration {
     }
 
     /// Takes or prolongs the lock that keeps other migrations of the queue away.
-    async fn guard(&self) -> Result<(), MigrateError> {
+    async fn guard(&mut self) -> Result<(), MigrateError> {
+        self.guard_at = clock::now();
         let (node, locks) = (self.node(), self.from.locks(""));
         let until = DateTime::from_millis(node.now_ms() + GUARD_MS);
         let ours = doc! { "_id": MIGRATION_ID, "lock_id": &self.run };
@@ -277,6 +333,73 @@ impl Migration {
         if self.insert(&locks, lock).await? { Ok(()) } else { Err(MigrateError::Running) }
     }
 
+    /// Between two messages, because a pass may take long.
+    async fn keep_up(&mut self) -> Result<(), MigrateError> {
+        self.keep_guard().await?;
+        let is_due = self.marks_at.is_none_or(|at| clock::since(at) >= MARKS_EVERY);
+        if is_due { self.follow_marks().await } else { Ok(()) }
+    }
+
+    async fn keep_guard(&mut self) -> Result<(), MigrateError> {
+        if clock::since(self.guard_at) >= GUARD_EVERY { self.guard().await } else { Ok(()) }
+    }
+
+    /// Asks at the origin who is there, and takes the answers. In the DualChannel layout nodes of the new one hear the
+    /// question, too, and answer elsewhere.
+    async fn ask(&mut self) -> Result<(), MigrateError> {
+        let base = self.from.base();
+        let Some(question) = &mut self.question else {
+            let node = self.node();
+            let (id, now) = (MessageId::generate(), node.now_ms());
+            let mut question = Message::new(node.settings.status_info_topic.clone())
+                .with_id(id.clone())
+                .msg(DISCOVERY_TEXT)
+                .value("PING")
+                .ttl(QUESTION_LIFE)
+                .delete_at_ms(now.saturating_add(millis(QUESTION_LIFE)));
+            (question.sender, question.timestamp) = (MIGRATION_ID.to_owned(), now);
+            question.sender_host = Some(node.host.clone());
+            self.question = Some(Question { id, at: clock::now(), answered: BTreeMap::new() });
+            return Ok(self.copy(&base, question.to_document()).await.map(drop)?);
+        };
+        let find = Find {
+            filter: question.answers(&self.bus.settings().status_info_topic),
+            projection: Some(doc! { "sender": 1 }),
+            ..Find::default()
+        };
+        let answers = self.bus.node().backend.find(&base, find).await?;
+        for id in answers.iter().filter_map(|answer| answer.get_str("sender").ok()) {
+            let is_silent = || !self.progress.old_nodes.iter().any(|known| known == id);
+            question.answered.entry(id.to_owned()).or_insert_with(is_silent);
+        }
+        let is_over = clock::since(question.at) >= ANSWER_WAIT;
+        let silent = question.answered.iter().filter(|(_, is_silent)| **is_silent);
+        let silent: BTreeSet<_> = silent.map(|(id, _)| id.clone()).collect();
+        let Progress { old_nodes, new_nodes, .. } = &mut self.progress;
+        for id in self.answered.iter().flatten().chain(&silent) {
+            if !old_nodes.contains(id) && !new_nodes.contains(id) {
+                old_nodes.push(id.clone());
+            }
+        }
+        if is_over {
+            self.withdraw().await?;
+            (self.question, self.answered) = (None, Some(silent));
+        }
+        Ok(())
+    }
+
+    /// Removes the question and the answers to it.
+    async fn withdraw(&self) -> BackendResult<()> {
+        let Some(question) = &self.question else { return Ok(()) };
+        let (node, base) = (self.node(), self.from.base());
+        self.delete(&base, &question.id).await?;
+        for collection in BTreeSet::from([&base, &node.mailbox]) {
+            let answers = question.answers(&node.settings.status_info_topic);
+            node.backend.delete(collection, answers).await?;
+        }
+        Ok(())
+    }
+
     /// Who runs.
     async fn look_around(&mut self) -> BackendResult<()> {
         let node = self.bus.node();
@@ -291,18 +414,33 @@ impl Migration {
             let same = fresh.iter().filter(|one| one.implementation.to_string() == layout.implementation());
             same.map(|one| one.id.clone()).collect()
         };
-        (self.progress.old_nodes, self.progress.new_nodes) = (of(Layout::Standard), of(node.names.layout()));
+        let (old_nodes, mut new_nodes) = (of(Layout::Standard), of(node.names.layout()));
+        // In the DualChannel layout nodes of either answer.
+        if node.names.layout() == Layout::MultiCollection {
+            let silent = node.registry.active().into_iter().filter(|id| !new_nodes.contains(id));
+            new_nodes.extend(silent.collect::<Vec<_>>());
+        }
+        (self.progress.old_nodes, self.progress.new_nodes) = (old_nodes, new_nodes);
         Ok(())
     }
 
     /// Un-parks what an earlier run had deleted at its origin but not yet un-parked, and drops its locks: marks
     /// protect what it had begun. Collections of other queues may begin alike; what a migration of theirs has parked is
     /// known by its topic.
-    async fn resume(&self) -> BackendResult<()> {
-        let node = self.node();
+    async fn resume(&mut self) -> BackendResult<()> {
+        let node = self.bus.node();
         node.backend.delete(&self.from.locks(""), doc! { "lock_id": MIGRATION_ID }).await?;
         let parked = doc! { "exclusive": true, "processed_by": MIGRATION_ID };
         let origin = self.from.base();
+        // Whose marks were copied is not known.
+        let copied = Find {
+            filter: doc! { "processed_by": MIGRATION_ID, "exclusive": { "$ne": true } },
+            projection: Some(doc! { "_id": 1 }),
+            ..Find::default()
+        };
+        let copied = node.backend.find(&origin, copied).await?;
+        let ids = copied.iter().filter_map(|document| document.get("_id").and_then(MessageId::from_bson));
+        self.followed = ids.map(|id| (id, 0)).collect();
         for collection in node.backend.collections(&node.names.broadcast("")).await? {
             let find = Find {
                 filter: parked.clone(),
@@ -341,6 +479,7 @@ impl Migration {
             let last = page.len() < PAGE;
             for document in page {
                 seen.push(document.get("_id").cloned().unwrap_or(Bson::Null));
+                self.keep_up().await?;
                 self.forward_one(document).await?;
             }
             if last {
@@ -379,15 +518,14 @@ impl Migration {
         document: Document,
     ) -> Result<(), MigrateError> {
         let target = self.node().names.broadcast(&message.topic);
-        self.copy(&target, document).await?;
+        let is_new = self.copy(&target, document).await?;
         if self.mode == Mode::Drain {
             self.delete(&self.from.base(), id).await?;
             self.progress.moved += 1;
         } else {
             self.update(&self.from.base(), filter::by_id(id), filter::mark(MIGRATION_ID)).await?;
-            if self.followed.len() < FOLLOWED_MAX {
-                self.followed.insert(id.clone(), message.processed_by.len());
-            }
+            // What an earlier run copied may lack marks.
+            self.followed.insert(id.clone(), if is_new { message.processed_by.len() } else { 0 });
             self.progress.copied += 1;
         }
         Ok(())
@@ -462,35 +600,46 @@ impl Migration {
     }
 
     /// A node that changes over has marked broadcasts in the old layout: their copies are marked, too.
-    async fn follow_marks(&mut self) -> BackendResult<()> {
-        let ids: Vec<Bson> = self.followed.keys().map(MessageId::to_bson).collect();
-        if ids.is_empty() {
-            return Ok(());
-        }
-        let find = Find {
-            filter: doc! { "_id": { "$in": ids } },
-            projection: Some(doc! { "topic": 1, "name": 1, "processed_by": 1 }),
-            ..Find::default()
-        };
-        let found = self.node().backend.find(&self.from.base(), find).await?;
-        let mut still = HashMap::new();
-        for message in found.into_iter().filter_map(|document| Message::from_document(document).ok()) {
-            let Some(id) = message.id.clone() else { continue };
-            let marks: Vec<_> = message.processed_by.iter().filter(|node| *node != MIGRATION_ID).collect();
-            if self.followed.get(&id).is_none_or(|known| *known < marks.len()) {
-                let target = self.node().names.broadcast(&message.topic);
-                for node in &marks {
-                    self.update(&target, filter::by_id(&id), filter::mark(node)).await?;
+    async fn follow_marks(&mut self) -> Result<(), MigrateError> {
+        let ids: Vec<_> = self.followed.keys().cloned().collect();
+        for page in ids.chunks(PAGE) {
+            self.keep_guard().await?;
+            let find = Find {
+                filter: doc! { "_id": { "$in": page.iter().map(MessageId::to_bson).collect::<Vec<_>>() } },
+                projection: Some(doc! { "topic": 1, "name": 1, "processed_by": 1 }),
+                ..Find::default()
+            };
+            let found = self.node().backend.find(&self.from.base(), find).await?;
+            let mut found: HashMap<_, _> = found
+                .into_iter()
+                .filter_map(|document| Message::from_document(document).ok())
+                .filter_map(|message| Some((message.id.clone()?, message)))
+                .collect();
+            for id in page {
+                match found.remove(id) {
+                    Some(message) => self.copy_marks(id, &message).await?,
+                    None => drop(self.followed.remove(id)), // expired
                 }
             }
-            still.insert(id, marks.len());
         }
-        self.followed = still; // what has expired is followed no more
+        self.marks_at = Some(clock::now());
+        Ok(())
+    }
+
+    async fn copy_marks(&mut self, id: &MessageId, message: &Message) -> BackendResult<()> {
+        let marks: Vec<_> = message.processed_by.iter().filter(|node| *node != MIGRATION_ID).collect();
+        if self.followed.get(id).is_none_or(|known| *known < marks.len()) {
+            let target = self.node().names.broadcast(&message.topic);
+            for node in &marks {
+                self.update(&target, filter::by_id(id), filter::mark(node)).await?;
+            }
+        }
+        self.followed.insert(id.clone(), marks.len());
         Ok(())
     }
 
     /// Moves what was directed to a node that has not changed over to where it reads.
-    async fn give_back(&mut self) -> BackendResult<()> {
+    async fn give_back(&mut self) -> Result<(), MigrateError> {
         let names = self.node().names.clone();
         let remaining: BTreeSet<_> = self
             .progress
@@ -513,6 +662,7 @@ impl Migration {
                 ..Find::default()
             };
             for document in self.node().backend.find(&mailbox, find).await? {
+                self.keep_up().await?;
                 let Some(id) = document.get("_id").and_then(MessageId::from_bson) else { continue };
                 self.insert(&self.from.base(), document).await?;
                 self.delete(&mailbox, &id).await?;
@@ -534,11 +684,11 @@ impl Migration {
         Ok(!self.node().backend.find(&locks, find).await?.is_empty())
     }
 
-    /// Inserts a copy, whose collection gets its indexes.
-    async fn copy(&self, target: &str, document: Document) -> BackendResult<()> {
-        self.insert(target, document).await?; // if it is there, an earlier run copied it
+    /// Inserts a copy, whose collection gets its indexes. False when an earlier run did.
+    async fn copy(&self, target: &str, document: Document) -> BackendResult<bool> {
+        let is_new = self.insert(target, document).await?;
         self.node().index_messages(target).await;
-        Ok(())
+        Ok(is_new)
     }
 
     /// False when a document with this id exists.

@@ -82,6 +82,8 @@ struct State {
     collections: BTreeMap<String, Stored>,
     feeds: Vec<OpenFeed>,
     faults: VecDeque<Fault>,
+    /// Calls whose replies are late.
+    slow: HashMap<String, Duration>,
     calls: HashMap<String, usize>,
     /// Of each call the number of the last one, among all.
     last: HashMap<String, usize>,
@@ -227,6 +229,11 @@ impl Fake {
 
     pub fn faults_left(&self) -> usize {
         self.state.lock().faults.len()
+    }
+
+    /// From now on the reply to such a call takes so long.
+    pub fn slow(&self, call: &str, collection: &str, time: Duration) {
+        self.state.lock().slow.insert(format!("{call} {collection}"), time);
     }
 
     /// Streams bring nothing until [`release_events`](Self::release_events).
@@ -398,7 +405,14 @@ impl Fake {
                 Err(BackendError::new(fault.kind, "ordered to fail"))
             }
         };
-        ready(result).boxed()
+        match state.slow.get(&format!("{call} {collection}")).copied() {
+            None => ready(result).boxed(),
+            Some(time) => async move {
+                tokio::time::sleep(time).await;
+                result
+            }
+            .boxed(),
+        }
     }
 }
 

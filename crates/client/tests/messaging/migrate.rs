@@ -5,7 +5,7 @@ use bson::doc;
 use parking_lot::Mutex;
 use rockdove::backend::{Backend, BackendErrorKind};
 use rockdove::migrate::{MIGRATION_ID, MigrateError, Migration, Mode, Progress};
-use rockdove::{Bus, Layout, Message, MessageId, Settings};
+use rockdove::{Bus, ImplementationCheck, Layout, Message, MessageId, Settings};
 use rockdove_messages::Names;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,35 @@ const SECONDS: Duration = Duration::from_secs(10);
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-async fn node(fake: &Fake, layout: Layout, id: &str) -> Bus {
-    let settings = Settings {
+fn settings(layout: Layout, id: &str) -> Settings {
+    Settings {
         layout,
         sender_id: Some(id.into()),
         poll_pause: Duration::from_millis(20),
         fallback_poll_interval: Duration::from_millis(200),
         shutdown_grace: Duration::from_millis(500),
         ..Settings::default()
-    };
-    fake.bus_with(settings).connect().await.unwrap()
+    }
+}
+
+async fn node(fake: &Fake, layout: Layout, id: &str) -> Bus {
+    fake.bus_with(settings(layout, id)).connect().await.unwrap()
+}
+
+/// A node that does not announce itself.
+async fn silent(fake: &Fake, layout: Layout, id: &str) -> Bus {
+    let implementation_check = ImplementationCheck::Ignore;
+    let settings = Settings { implementation_check, ..settings(layout, id) };
+    let bus = fake.bus_with(settings).connect().await.unwrap();
+    in_time("ready", bus.ready()).await;
+    bus
+}
+
+/// The migration was killed, and its lock has expired.
+fn kill(fake: &Fake, migration: Migration) {
+    drop(migration);
+    let expired = bson::DateTime::from_millis(0);
+    fake.change("msg_lck", doc! {"_id": MIGRATION_ID}, doc! {"$set": {"delete_at": expired}});
 }
 
 async fn noting(fake: &Fake, layout: Layout, id: &str, log: &Log) -> Bus {
@@ -56,7 +75,7 @@ async fn finish(mut migration: Migration) -> Progress {
     in_time("done", run).await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_drain_moves_everything_that_waits() {
     let fake = Fake::default();
     let old = node(&fake, Layout::Standard, "sender").await;
@@ -84,12 +103,7 @@ async fn a_drain_moves_everything_that_waits() {
     assert_eq!(rest, expected);
     assert!(fake.has_index("msg_t", "delete_at_1") && fake.has_index("dm_new", "delete_at_1"));
     let log = Log::default();
-    let settings = Settings {
-        layout: Layout::MultiCollection,
-        sender_id: Some("new".into()),
-        multithreaded: false,
-        ..node(&fake, Layout::MultiCollection, "template").await.settings().clone()
-    };
+    let settings = Settings { multithreaded: false, ..settings(Layout::MultiCollection, "new") };
     let new = fake.bus_with(settings).connect().await.unwrap();
     let noted = log.clone();
     new.subscribe("t", move |message| {
@@ -146,7 +160,7 @@ async fn a_queue_that_never_was_is_refused_and_nothing_is_made() {
     assert_eq!(fake.collections("").await.unwrap(), before);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_migration_of_another_queue_has_parked_stays_so() {
     let fake = Fake::default();
     fake.store_empty("mmsg_shop");
@@ -168,7 +182,7 @@ async fn what_a_migration_of_another_queue_has_parked_stays_so() {
 }
 
 /// Old senders, an old consumer and a new one; the old consumer changes over under its id, then the senders do.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_bridge_carries_nodes_over_one_by_one() {
     let fake = Fake::default();
     let to = Layout::MultiCollection;
@@ -289,7 +303,7 @@ async fn a_bridge_leaves_no_questions_and_no_answers() {
 
 /// A bridge to the DualChannel layout was killed: what it asked, and what it was told, is in the base collection, and no
 /// message of the queue.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_killed_migration_asked_is_not_moved() {
     let fake = Fake::default();
     let question = doc! {"_id": MessageId::generate().to_bson(), "topic": "morphium.status_info",
@@ -309,7 +323,7 @@ async fn what_a_killed_migration_asked_is_not_moved() {
 
 /// Whatever step fails, with or without effect, the next run goes on: nothing is lost, no exclusive message is
 /// processed twice.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_killed_migration_goes_on() {
     let steps = [
         ("insert", "msg_lck"),
@@ -337,9 +351,7 @@ async fn a_killed_migration_goes_on() {
             let kind = BackendErrorKind::Other;
             fake.fail(Fault { call, collection: collection.to_owned(), kind, applied });
             assert!(migration.pass().await.is_err(), "{call} {collection}");
-            drop(migration); // killed: its lock stays
-            let expired = bson::DateTime::from_millis(0);
-            fake.change("msg_lck", doc! {"_id": MIGRATION_ID}, doc! {"$set": {"delete_at": expired}});
+            kill(&fake, migration);
             let new = noting(&fake, Layout::MultiCollection, "new", &log).await;
             tokio::time::sleep(Duration::from_millis(50)).await; // it takes what is there
             let progress = finish(start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap()).await;
@@ -358,7 +370,7 @@ async fn a_killed_migration_goes_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_message_that_a_node_is_claiming_stays_with_it() {
     let fake = Fake::default();
     let id = MessageId::generate();
@@ -374,4 +386,139 @@ async fn a_message_that_a_node_is_claiming_stays_with_it() {
     assert_eq!((progress.moved, progress.waiting, progress.done), (0, 1, false));
     fake.change("msg", doc! {"_id": id.to_bson()}, doc! {"$set": {"processed_by": ["java-1"]}});
     assert_eq!((finish(migration).await.moved, fake.all("msg_t").len()), (0, 0));
+}
+
+/// A broadcast was copied, the bridge ended, and a node heard the broadcast in the old layout before the next bridge.
+#[tokio::test(start_paused = true)]
+async fn what_was_heard_while_no_bridge_ran_is_not_heard_again() {
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum End {
+        Stopped,
+        Killed,
+        KilledBeforeItsMark,
+    }
+    for (end, mode) in [
+        (End::Stopped, Mode::Bridge),
+        (End::Killed, Mode::Bridge),
+        (End::KilledBeforeItsMark, Mode::Bridge),
+        (End::Killed, Mode::Drain),
+    ] {
+        let fake = Fake::default();
+        let (before, after) = (Log::default(), Log::default());
+        let sender = node(&fake, Layout::Standard, "sender").await;
+        sender.publish(Message::new("t").value("copied")).await.unwrap();
+        let mut bridge = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
+        if end == End::KilledBeforeItsMark {
+            let (collection, kind) = ("msg".to_owned(), BackendErrorKind::Other);
+            fake.fail(Fault { call: "update", collection, kind, applied: false });
+        }
+        assert_eq!(bridge.pass().await.is_err(), end == End::KilledBeforeItsMark);
+        match end {
+            End::Stopped => bridge.stop().await,
+            _ => kill(&fake, bridge),
+        }
+        let old = noting(&fake, Layout::Standard, "n", &before).await;
+        eventually("it is heard", || *before.lock() == ["copied"]).await;
+        in_time("shutdown", async { tokio::join!(old.shutdown(), sender.shutdown()) }).await;
+        let mut next = start(&fake, Layout::MultiCollection, mode).await.unwrap();
+        next.pass().await.unwrap();
+        let changed = noting(&fake, Layout::MultiCollection, "n", &after).await;
+        let other = node(&fake, Layout::MultiCollection, "other").await;
+        other.publish(Message::new("t").value("later")).await.unwrap();
+        eventually("the later one is heard", || !after.lock().is_empty()).await;
+        changed.poll_now();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(*after.lock(), ["later"], "{end:?} {mode:?}");
+        next.stop().await;
+        in_time("shutdown", async { tokio::join!(changed.shutdown(), other.shutdown()) }).await;
+    }
+}
+
+/// In virtual time: moving what waits takes minutes.
+#[tokio::test(start_paused = true)]
+async fn a_long_pass_keeps_its_lock_and_follows_marks() {
+    let fake = Fake::default();
+    let sender = node(&fake, Layout::Standard, "sender").await;
+    let first = sender.publish(Message::new("t").value("first").priority(1)).await.unwrap();
+    sender.send_many((0..30).map(|_| Message::new("t")).collect()).await.unwrap();
+    in_time("shutdown", sender.shutdown()).await;
+    let mut bridge = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
+    fake.slow("insert", "msg_t", Duration::from_secs(10));
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        fake.change(
+            "msg",
+            doc! {"_id": first.to_bson()},
+            doc! {"$set": {"processed_by": [MIGRATION_ID, "n"]}},
+        );
+        for _ in 0..8 {
+            let prolonged = fake.calls("update", "msg_lck");
+            tokio::time::sleep(Duration::from_secs(25)).await;
+            assert!(fake.calls("update", "msg_lck") > prolonged, "its lock lives for 60 s");
+            let copies = fake.all("msg_t");
+            let copy = copies.iter().find(|one| one.get("_id") == Some(&first.to_bson())).unwrap();
+            assert_eq!(copy.get_array("processed_by").unwrap(), &vec!["n".into()]);
+        }
+    };
+    tokio::select! {
+        passed = bridge.pass() => panic!("so soon? {passed:?}"),
+        () = watch => {}
+    }
+    kill(&fake, bridge);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_that_do_not_announce_themselves_are_asked() {
+    let fake = Fake::default();
+    let old = silent(&fake, Layout::Standard, "old").await;
+    let refused = start(&fake, Layout::MultiCollection, Mode::Drain).await;
+    assert!(matches!(&refused, Err(MigrateError::NodesRun(ids)) if ids == "old"), "{:?}", refused.err());
+    let of_migration = || {
+        // What it heard is marked, and expires.
+        let by_it = |one: &&bson::Document| {
+            one.to_string().contains(MIGRATION_ID)
+                && !one.get_array("processed_by").unwrap().contains(&MIGRATION_ID.into())
+        };
+        fake.messages().iter().filter(by_it).count() + fake.locks().len()
+    };
+    assert_eq!(of_migration(), 0, "nothing is left of it");
+    for to in [Layout::MultiCollection, Layout::DualChannel] {
+        let old = silent(&fake, Layout::Standard, "asker").await;
+        let new = node(&fake, to, "new").await;
+        new.subscribe("q", |request| async move { Ok(request.derive_answer().value("pong")) }).await.unwrap();
+        in_time("ready", new.ready()).await;
+        let mut bridge = start(&fake, to, Mode::Bridge).await.unwrap();
+        let run = async {
+            loop {
+                assert!(!bridge.pass().await.unwrap().done, "{to:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let asks = async {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            let answer = old.request_first(Message::new("q").exclusive(true), SECONDS).await.unwrap();
+            assert_eq!(answer.value.as_deref(), Some("pong"), "{to:?}");
+        };
+        tokio::select! {
+            () = asks => {}
+            () = run => unreachable!(),
+        }
+        assert_eq!(bridge.progress().old_nodes, ["asker", "old"], "{to:?}");
+        assert_eq!(bridge.progress().new_nodes, ["new"], "{to:?}");
+        in_time("shutdown", async { tokio::join!(old.shutdown(), new.shutdown()) }).await;
+        bridge.stop().await;
+        assert_eq!(of_migration(), 0, "{to:?}");
+    }
+    let sender = node(&fake, Layout::Standard, "sender").await;
+    sender.publish(Message::new("t").value("mine").to("old")).await.unwrap();
+    in_time("shutdown", async { tokio::join!(old.shutdown(), sender.shutdown()) }).await;
+    // It changes over, and is known there.
+    let changed = silent(&fake, Layout::MultiCollection, "old").await;
+    let bridge = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
+    let progress = finish(bridge).await;
+    assert!(progress.old_nodes.is_empty() && progress.new_nodes == ["old"], "{progress:?}");
+    assert!(fake.all("dm_old").iter().any(|one| one.get_str("value").is_ok_and(|value| value == "mine")));
+    in_time("shutdown", changed.shutdown()).await;
+    let drain = start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap();
+    assert_eq!(finish(drain).await.left, 0);
 }
