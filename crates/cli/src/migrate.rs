@@ -20,11 +20,14 @@ Examples:
   rockdove migrate --to dual-channel                               # bridge for answers
 
 The bridge runs until no node of the old layout is left and nothing waits; change the nodes over meanwhile, consumers \
-first, each under its old sender id. Broadcasts reach both sides. An exclusive message follows once a node of the new \
-layout listens to its topic; a directed one follows its recipient. Nodes that do not announce themselves (before \
-Morphium 6.3.1, or with the implementation check off) are not seen: keep the bridge running until they are changed.
+first, each under its old sender id and two seconds or more after it was stopped, so that its marks are there before it \
+is. To multi-collection broadcasts of old nodes reach new ones, but those of new nodes do not reach old ones: change \
+nodes that send broadcasts over last. An exclusive message follows once a node of the new layout listens to its topic; \
+a directed one follows its recipient. Nodes that do not announce themselves (before Morphium 6.3.1, or with the \
+implementation check off) are asked on the topic morphium.status_info: one that does not answer within three seconds is \
+not seen. While no bridge runs, change no node over: it would hear again what it heard since.
 
-The drain is for multi-collection, and refuses to run while nodes of the old layout do. Ctrl-C stops either; the same \
+The drain is for multi-collection, and refuses to run while nodes of the old layout announce themselves or answer. Ctrl-C stops either; the same \
 command goes on with it, also after a crash. What is not safe to move stays and is counted: documents that are no \
 messages, exclusive messages for several recipients, and recipients whose id has no collection.";
 
@@ -74,7 +77,7 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
         error => anyhow::Error::from(error),
     })?;
     let result = tokio::select! {
-        result = passes(&mut migration) => result,
+        result = passes(&mut migration, args.to) => result,
         exit = signals::ended() => exit.map_err(Into::into),
     };
     let progress = migration.progress().clone();
@@ -83,11 +86,11 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     result
 }
 
-async fn passes(migration: &mut Migration) -> anyhow::Result<Exit> {
+async fn passes(migration: &mut Migration, to: Layout) -> anyhow::Result<Exit> {
     let mut shown = String::new();
     loop {
         let progress = migration.pass().await?.clone();
-        let line = format!("{}; {}", summary(&progress), nodes(&progress));
+        let line = format!("{}; {}", summary(&progress), nodes(&progress, to));
         if line != shown {
             eprintln!("{line}");
             shown = line;
@@ -105,7 +108,13 @@ fn summary(progress: &Progress) -> String {
     format!("{moved} moved, {copied} copied, {returned} given back, {waiting} waiting, {left} left")
 }
 
-fn nodes(progress: &Progress) -> String {
+fn nodes(progress: &Progress, to: Layout) -> String {
     let list = |nodes: &[String]| if nodes.is_empty() { "none".to_owned() } else { nodes.join(", ") };
-    format!("old nodes: {}; new nodes: {}", list(&progress.old_nodes), list(&progress.new_nodes))
+    let both = !progress.old_nodes.is_empty() && !progress.new_nodes.is_empty();
+    let broadcasts = if both && to == Layout::MultiCollection {
+        "; broadcasts of new nodes do not reach old ones"
+    } else {
+        ""
+    };
+    format!("old nodes: {}; new nodes: {}{broadcasts}", list(&progress.old_nodes), list(&progress.new_nodes))
 }
