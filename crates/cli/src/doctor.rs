@@ -15,7 +15,7 @@ Examples:
   rockdove doctor --queue orders --patience 5m --json
 
 It reads only, and works on any MongoDB-compatible server. It looks for topics whose messages pile up, recipients that \
-are not there, answers nobody took, locks held in vain, missing indexes, expired documents that stay, nodes of \
+are not there, answers nobody took, requests processed without an answer, locks held in vain, missing indexes, expired documents that stay, nodes of \
 different layouts, and change streams that cannot be opened. Without --layout it finds out which one is in use.";
 
 /// Examine a queue, and say what is wrong with it

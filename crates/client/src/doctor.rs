@@ -9,6 +9,7 @@ use crate::error::LookError;
 use crate::migrate::MIGRATION_ID;
 use crate::node::millis;
 use crate::queue::{Catalog, is_lock, list};
+use crate::requests::Requests;
 use bson::{Bson, Document, doc};
 use rockdove_messages::{
     DecodeError, Implementation, IndexDefinition, Layout, Lock, Message, Names, Participant, lock_indexes,
@@ -48,6 +49,8 @@ pub enum Check {
     Recipients,
     /// Whether answers were taken.
     Answers,
+    /// Whether requests were answered.
+    Requests,
     /// Whether locks are held in vain.
     Locks,
     /// Whether indexes are there, expiry above all.
@@ -126,6 +129,7 @@ pub async fn examine(
         catalog,
         now: clock::system_ms(),
         alive: BTreeSet::new(),
+        newest: Vec::new(),
         found: Examination::default(),
     };
     if !is_there {
@@ -154,6 +158,8 @@ struct Doctor<'a> {
     now: i64,
     /// Ids of the participants that are there.
     alive: BTreeSet<String>,
+    /// The newest messages of all collections of the layout, [`Limits::documents`] of them.
+    newest: Vec<Message>,
     found: Examination,
 }
 
@@ -249,6 +255,7 @@ impl Doctor<'_> {
         for collection in locks.iter().filter(|collection| !messages.contains(collection)) {
             self.collection(collection, (false, true), names).await?;
         }
+        self.requests();
         Ok(())
     }
 
@@ -286,14 +293,15 @@ impl Doctor<'_> {
             return Ok(());
         }
         // Locks have no timestamp: read together, they would come first.
-        let find = |are_locks: bool| Find {
+        let limit = self.limits.documents;
+        let find = |are_locks: bool, order: i32| Find {
             filter: doc! { "lock_id": { "$exists": are_locks } },
-            sort: Some(doc! { "timestamp": 1 }),
+            sort: Some(doc! { "timestamp": order }),
             projection: Some(doc! { "msg": 0, "value": 0, "map_value": 0, "additional": 0 }),
-            limit: self.limits.documents,
+            limit,
         };
-        let mut locks = self.backend.find(collection, find(true)).await?;
-        let mut messages = self.backend.find(collection, find(false)).await?;
+        let mut locks = self.backend.find(collection, find(true, 1)).await?;
+        let mut messages = self.backend.find(collection, find(false, 1)).await?;
         self.cut(collection, locks.len().max(messages.len()));
         let are_locks = has_locks && messages.iter().all(|document| is_lock(document, has_locks));
         let is_empty = locks.is_empty() && messages.is_empty();
@@ -313,9 +321,17 @@ impl Doctor<'_> {
         self.indexes(collection, &sets, of_locks && java_makes_none).await?;
         if has_messages {
             let mut heap = Heap::default();
+            let is_cut = messages.len() >= limit;
             for document in messages {
                 self.message(document, collection, names, &mut heap);
             }
+            if is_cut {
+                let newest = self.backend.find(collection, find(false, -1)).await?.into_iter();
+                heap.read = newest.filter_map(|document| Message::from_document(document).ok()).collect();
+            }
+            self.newest.append(&mut heap.read);
+            self.newest.sort_by_key(|message| std::cmp::Reverse(message.timestamp));
+            self.newest.truncate(self.limits.documents);
             strange += heap.strange;
             heap.report(self, collection, names);
         } else {
@@ -364,6 +380,11 @@ impl Doctor<'_> {
             heap.strange += 1;
             return;
         }
+        self.judge(&message, heap);
+        heap.read.push(message);
+    }
+
+    fn judge(&self, message: &Message, heap: &mut Heap) {
         if message.delete_at.is_some_and(|at| at.saturating_add(EXPIRY_MS) < self.now) {
             heap.overdue += 1;
             return;
@@ -391,6 +412,33 @@ impl Doctor<'_> {
                 pile.count += 1;
                 pile.oldest_ms = pile.oldest_ms.max(age);
             }
+        }
+    }
+
+    /// Whether requests that were processed got an answer. Those sent before the oldest answer that is there may have had one
+    /// that has expired.
+    fn requests(&mut self) {
+        let newest = std::mem::take(&mut self.newest);
+        let answers = newest.iter().filter(|message| message.is_answer());
+        let Some(oldest) = answers.map(|answer| answer.timestamp).min() else { return };
+        let mut open: BTreeMap<&str, u64> = BTreeMap::new();
+        for request in Requests::default().unanswered(&newest) {
+            let is_late = self.now.saturating_sub(request.timestamp) > millis(self.limits.patience);
+            let is_known = request.timestamp >= oldest && !request.is_expired(self.now);
+            if is_late && is_known && !request.processed_by.is_empty() {
+                *open.entry(&request.topic).or_default() += 1;
+            }
+        }
+        for (topic, count) in open {
+            let text = match count {
+                1 => format!("topic {topic}: 1 message was processed and got no answer, as others did"),
+                count => {
+                    format!("topic {topic}: {count} messages were processed and got no answer, as others did")
+                }
+            };
+            let advice = "a listener failed or its node died after the mark, or it does not answer all: who asked waits in \
+                          vain; look at the logs of the nodes that listen to the topic";
+            self.find(Severity::Warning, Check::Requests, text, advice);
         }
     }
 
@@ -494,6 +542,8 @@ struct Heap {
     odd_ids: u64,
     /// Of another queue or topic whose collection has the same name.
     strange: u64,
+    /// The messages of the queue.
+    read: Vec<Message>,
 }
 
 impl Heap {

@@ -58,6 +58,7 @@ mod phase;
 mod queue;
 mod registry;
 mod request;
+mod requests;
 mod send;
 mod status;
 mod streams;

@@ -17,20 +17,21 @@ use crate::error::LookError;
 use crate::migrate::MIGRATION_ID;
 use crate::node::millis;
 use crate::queue::{Catalog, is_lock, list};
+use crate::requests::Requests;
 use bson::{Bson, Document, doc};
 use parking_lot::Mutex;
 use rockdove_messages::{Implementation, Layout, Lock, Message, MessageId, NameError, Names, Participant};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
 /// How long a change stream may hold back a reply.
 const STREAM_WAIT: Duration = Duration::from_secs(1);
-/// Messages that wait for their mark, those that got it since the last look began, and requests whose answers were
-/// seen, remembered of a queue; of each kind so many.
+/// Messages that wait for their mark, and those that got it since the last look began, remembered of a queue; of either so
+/// many.
 const REMEMBERED_MAX: usize = 100_000;
-/// Topics shown of a queue, and topics known to be answered.
+/// Topics shown of a queue.
 const TOPICS_MAX: usize = 1000;
 
 /// How far to look.
@@ -315,11 +316,7 @@ struct State {
     gone: HashMap<MessageId, Option<String>>,
     /// There was no room for some.
     overflowed: bool,
-    /// Requests whose answers were seen.
-    answered: HashSet<MessageId>,
-    by_age: VecDeque<MessageId>,
-    /// Topics whose messages get answers.
-    asked: BTreeSet<String>,
+    requests: Requests,
     /// Why the stream ended.
     error: Option<BackendError>,
     /// Where the stream is to go on.
@@ -358,27 +355,13 @@ impl State {
         }
     }
 
-    fn note_asked(&mut self, topic: &str) {
-        if self.asked.len() < TOPICS_MAX && !self.asked.contains(topic) {
-            self.asked.insert(topic.to_owned());
-        }
-    }
-
-    /// The topic of an answer says nothing: it may be another than the request's.
     fn note_answer(&mut self, answer: &Message) {
         let Some(request) = &answer.in_answer_to else { return };
         let waits = self.awaited.get(request).map(|awaited| &awaited.topic);
-        if let Some(topic) = waits.or_else(|| self.gone.get(request)?.as_ref()).cloned() {
-            self.note_asked(&topic);
+        if let Some(topic) = waits.or_else(|| self.gone.get(request)?.as_ref()) {
+            self.requests.note_topic(topic);
         }
-        if self.answered.insert(request.clone()) {
-            self.by_age.push_back(request.clone());
-            if self.by_age.len() > REMEMBERED_MAX
-                && let Some(oldest) = self.by_age.pop_front()
-            {
-                self.answered.remove(&oldest);
-            }
-        }
+        self.requests.note_answer(request);
     }
 
     fn count(&mut self, topic: &str) -> Option<&mut Count> {
@@ -568,17 +551,8 @@ impl Heap {
 
     fn topics(mut self, state: &mut State, counted: Option<(BTreeMap<String, Count>, f64)>) -> Vec<Topic> {
         self.stored.iter().for_each(|message| state.note_answer(message));
-        for request in &self.stored {
-            if request.id.as_ref().is_some_and(|id| state.answered.contains(id)) {
-                state.note_asked(&request.topic);
-            }
-        }
-        let unanswered = |message: &&Message| {
-            let answered = message.id.as_ref().is_none_or(|id| state.answered.contains(id));
-            !message.is_answer() && !answered && state.asked.contains(&message.topic)
-        };
         let topics: Vec<_> =
-            self.stored.iter().filter(unanswered).map(|message| message.topic.clone()).collect();
+            state.requests.unanswered(&self.stored).iter().map(|message| message.topic.clone()).collect();
         topics.iter().for_each(|topic| self.topic(topic).unanswered += 1);
         std::mem::take(&mut self.waiting).iter().for_each(|message| state.await_stored(message));
         if let Some((counts, seconds)) = counted {
@@ -653,6 +627,6 @@ mod tests {
         state.event(event(Change::Insert, &request), 1);
         state.event(event(Change::Delete, &request), 1);
         state.event(event(Change::Insert, &answer), 1);
-        assert_eq!(state.asked, BTreeSet::from(["t".to_owned()]));
+        assert_eq!(*state.requests.topics(), BTreeSet::from(["t".to_owned()]));
     }
 }

@@ -95,6 +95,46 @@ in_every_layout! {
         bus.shutdown().await;
     }
 
+    async fn a_request_that_was_processed_and_not_answered_is_found(fake) {
+        let _bus = healthy(&fake).await;
+        let mailbox = fake.names().directed("n1").unwrap();
+        let answered = MessageId::generate().to_bson();
+        let at = now_ms();
+        let answer = doc! {"topic": "told", "recipients": ["n1"], "in_answer_to": answered.clone(), "processed_by": ["n1"],
+        "timestamp": at - 59_000};
+        let sent = |age: i64| doc! {"topic": "q", "processed_by": ["n2"], "timestamp": at - age};
+        fake.store(&fake.names().broadcast("q"), old(doc! {"_id": answered, "topic": "q", "processed_by": ["n2"]}));
+        // Before the oldest answer, within the patience, of a topic that is not answered, and answers.
+        for (topic, more) in [("q", sent(60_000)), ("q", sent(0)), ("t", doc! {"processed_by": ["n2"]})] {
+            fake.store(&fake.names().broadcast(topic), old(more));
+        }
+        for collection in [fake.names().broadcast("q"), mailbox.clone()] {
+            for index in fake.specs(&fake.topic()) {
+                if !fake.has_index(&collection, index.get_str("name").unwrap()) {
+                    fake.store_index(&collection, index);
+                }
+            }
+        }
+        let open = async |limits| {
+            let found = examine(&fake, "", None, limits).await.unwrap();
+            let told = found.findings.into_iter().filter(|one| one.check == Check::Requests);
+            told.map(|one| (one.severity, one.text)).collect::<Vec<_>>()
+        };
+        assert_eq!(open(Limits::default()).await, [], "nobody was answered yet");
+        fake.store(&mailbox, old(answer));
+        assert_eq!(open(Limits::default()).await, []);
+        fake.store(&fake.names().broadcast("q"), old(sent(30_000)));
+        let directed = doc! {"recipients": ["n1"], "exclusive": true};
+        fake.store(&mailbox, old(directed.into_iter().chain(sent(40_000)).collect()));
+        let told = "topic q: 2 messages were processed and got no answer, as others did".to_owned();
+        assert_eq!(findings(&fake).await, [(Severity::Warning, Check::Requests, told.clone())]);
+        // Of many messages the oldest show what piles up, the newest what was not answered.
+        for n in 0..10 {
+            fake.store(&fake.names().broadcast("q"), old(sent(3_000_000 + n)));
+        }
+        assert_eq!(open(Limits { documents: 9, ..Limits::default() }).await, [(Severity::Warning, told)]);
+    }
+
     async fn times_may_be_anything(fake) {
         let _bus = healthy(&fake).await;
         let end = || Bson::DateTime(DateTime::MAX);

@@ -506,11 +506,14 @@ impl Backend for Fake {
         let found = self.call("find", collection, |state| {
             let stored = state.collections.get(collection);
             let mut found = stored.map(|stored| stored.find(&find.filter)).unwrap_or_default();
-            if find.sort.is_some() {
+            if let Some(sort) = &find.sort {
                 let number = |document: &Document, key| document.get(key).and_then(crate::matching::number);
                 let order =
                     |document: &Document| (number(document, "priority"), number(document, "timestamp"));
                 found.sort_by(|a, b| order(a).partial_cmp(&order(b)).unwrap());
+                if sort.values().all(|way| crate::matching::number(way) < Some(0.0)) {
+                    found.reverse();
+                }
             }
             found.truncate(if find.limit == 0 { usize::MAX } else { find.limit });
             late = state.late_find.take_if(|(id, _)| found.iter().any(|one| one.get("_id") == Some(&*id)));
