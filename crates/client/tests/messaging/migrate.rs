@@ -241,17 +241,28 @@ async fn a_bridge_carries_nodes_over_one_by_one() {
     assert!(progress.old_nodes.is_empty() && progress.returned == 1, "{progress:?}");
     let mut all: Vec<_> = [&at_old, &at_new, &at_changed].iter().flat_map(|log| log.lock().clone()).collect();
     all.sort_unstable();
-    all.dedup();
-    assert_eq!(all.len(), 1 + 1 + 20 + 1);
+    let mut expected: Vec<_> = (0..20).map(|n| format!("x{n}")).collect();
+    expected.extend(["early", "mine", "both", "both"].map(str::to_owned));
+    expected.sort_unstable();
+    assert_eq!(all, expected, "the broadcast by two nodes, everything else by one, once");
 }
 
 #[tokio::test]
 async fn answers_of_dual_channel_nodes_reach_standard_nodes_over_the_bridge() {
     let fake = Fake::default();
     let asker = node(&fake, Layout::Standard, "asker").await;
-    let replier = node(&fake, Layout::DualChannel, "replier").await;
-    replier.subscribe("q", |request| async move { Ok(request.derive_answer().value("pong")) }).await.unwrap();
-    in_time("ready", replier.ready()).await;
+    let mut repliers = Vec::new();
+    for id in ["r1", "r2", "r3"] {
+        let replier = node(&fake, Layout::DualChannel, id).await;
+        replier
+            .subscribe("q", move |request| async move {
+                Ok(request.derive_answer().value(format!("{id} {}", request.value.as_deref().unwrap())))
+            })
+            .await
+            .unwrap();
+        in_time("ready", replier.ready()).await;
+        repliers.push(replier);
+    }
     let mut bridge = start(&fake, Layout::DualChannel, Mode::Bridge).await.unwrap();
     let run = async {
         loop {
@@ -259,11 +270,20 @@ async fn answers_of_dual_channel_nodes_reach_standard_nodes_over_the_bridge() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let answer = tokio::select! {
-        answer = asker.request_first(Message::new("q"), SECONDS) => answer.unwrap(),
-        () = run => unreachable!(),
+    let asks = async {
+        for n in ["1", "2"] {
+            // All that come within the time: none twice.
+            let request = Message::new("q").value(n);
+            let answers = asker.request_all(request, 0, Duration::from_millis(500)).await.unwrap();
+            let mut values: Vec<_> = answers.into_iter().filter_map(|answer| answer.value).collect();
+            values.sort_unstable();
+            assert_eq!(values, ["r1", "r2", "r3"].map(|id| format!("{id} {n}")));
+        }
     };
-    assert_eq!(answer.value.as_deref(), Some("pong"));
+    tokio::select! {
+        () = asks => {}
+        () = run => unreachable!(),
+    }
     bridge.stop().await;
 }
 
@@ -521,4 +541,90 @@ async fn nodes_that_do_not_announce_themselves_are_asked() {
     in_time("shutdown", changed.shutdown()).await;
     let drain = start(&fake, Layout::MultiCollection, Mode::Drain).await.unwrap();
     assert_eq!(finish(drain).await.left, 0);
+}
+
+/// What is sent first, but is less urgent, is heard last; what is equally urgent, in the order it was sent.
+#[tokio::test(start_paused = true)]
+async fn priority_and_order_are_kept() {
+    for mode in [Mode::Drain, Mode::Bridge] {
+        let (fake, log) = (Fake::default(), Log::default());
+        let sender = node(&fake, Layout::Standard, "sender").await;
+        for n in 0..3 {
+            for priority in [900, 1, 500] {
+                let message =
+                    |kind| Message::new("t").value(format!("{kind} {priority} {n}")).priority(priority);
+                sender.publish(message("broadcast")).await.unwrap();
+                sender.publish(message("exclusive").exclusive(true)).await.unwrap();
+                sender.publish(message("directed").to("new")).await.unwrap();
+                std::thread::sleep(Duration::from_millis(2)); // the wall clock is not paused
+            }
+        }
+        sender.shutdown().await;
+        let (to, noted) = (Layout::MultiCollection, log.clone());
+        if mode == Mode::Drain {
+            finish(start(&fake, to, mode).await.unwrap()).await;
+        }
+        let sequential = Settings { multithreaded: false, ..settings(to, "new") };
+        let new = fake.bus_with(sequential).connect().await.unwrap();
+        new.subscribe("t", move |message| {
+            noted.lock().push(message.value.clone().unwrap());
+            async { Ok(()) }
+        })
+        .await
+        .unwrap();
+        in_time("ready", new.ready()).await;
+        if mode == Mode::Bridge {
+            // It hears them as they come: the bridge's order is the one that counts.
+            finish(start(&fake, to, mode).await.unwrap()).await;
+        }
+        eventually("all arrive", || log.lock().len() == 27).await;
+        for kind in ["broadcast", "exclusive", "directed"] {
+            let heard: Vec<_> = log.lock().iter().filter(|value| value.starts_with(kind)).cloned().collect();
+            let of = |priority: i32| (0..3).map(move |n| format!("{kind} {priority} {n}"));
+            let expected: Vec<_> = [1, 500, 900].into_iter().flat_map(of).collect();
+            assert_eq!(heard, expected, "{mode:?}");
+        }
+        in_time("shutdown", new.shutdown()).await;
+    }
+}
+
+/// Each call takes its time, and the bridge is killed in one after the other.
+#[tokio::test(start_paused = true)]
+async fn a_bridge_that_is_killed_at_work_goes_on() {
+    let call = Duration::from_millis(10);
+    for calls in 0.. {
+        let (fake, log) = (Fake::default(), Log::default());
+        let new = noting(&fake, Layout::MultiCollection, "new", &log).await;
+        fake.store_empty("msg");
+        let mut bridge = start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(2)).await; // it learns what the node listens to
+        let sender = node(&fake, Layout::Standard, "sender").await;
+        for n in 0..2 {
+            sender.publish(Message::new("t").value(format!("x{n}")).exclusive(true)).await.unwrap();
+            sender.publish(Message::new("t").value(format!("b{n}"))).await.unwrap();
+            sender.publish(Message::new("t").value(format!("d{n}")).to("new")).await.unwrap();
+        }
+        sender.shutdown().await;
+        for (kind, collection) in ["insert", "update", "delete", "find"]
+            .into_iter()
+            .flat_map(|kind| ["msg", "msg_lck", "msg_t", "dm_new"].map(|collection| (kind, collection)))
+        {
+            fake.slow(kind, collection, call);
+        }
+        let time = call * calls + call / 2;
+        let passed = tokio::time::timeout(time, bridge.pass()).await.is_ok();
+        kill(&fake, bridge);
+        let progress = finish(start(&fake, Layout::MultiCollection, Mode::Bridge).await.unwrap()).await;
+        assert_eq!((progress.left, progress.waiting), (0, 0));
+        eventually("all arrive", || log.lock().len() >= 6).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut all = log.lock().clone();
+        all.sort_unstable();
+        assert_eq!(all, ["b0", "b1", "d0", "d1", "x0", "x1"], "killed after {time:?}");
+        in_time("shutdown", new.shutdown()).await;
+        if passed {
+            assert!(calls > 20, "it was killed at work");
+            break;
+        }
+    }
 }
