@@ -91,6 +91,35 @@ fn exclusive_messages_are_taken_once_in_every_layout() {
     }
 }
 
+/// The steps of a short run on the engine in this process.
+fn steps(profile: &[&str]) -> Vec<serde_json::Value> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let json = dir.path().join("a.json");
+    let rest = ["--warm-up", "100ms", "--json", json.to_str().expect("a name")];
+    rockdove(&[&["bench", "bus"], profile, &rest].concat());
+    records(&json).split_off(1)
+}
+
+#[test]
+fn each_profile_measures_what_it_is_asked_for() {
+    let number = |step: &serde_json::Value, field: &str| step[field].as_u64().expect("a number");
+    let ramp = steps(&["ramp", "20:20:0.5", "--until", "1", "--senders", "2"]);
+    let labels: Vec<_> = ramp.iter().map(|step| step["label"].as_str().unwrap()).collect();
+    assert_eq!(labels, ["20/s", "40/s"]);
+    assert_eq!(ramp.iter().map(|step| number(step, "done")).collect::<Vec<_>>(), [10, 20]);
+    let max = steps(&["max", "--window", "4", "--seconds", "0.5"]);
+    assert!(number(&max[0], "done") > 0 && number(&max[0], "lost") == 0, "{max:?}");
+    let worked =
+        steps(&["exclusive", "--work", "20ms", "--receivers", "2", "--rate", "40", "--seconds", "0.5"]);
+    assert_eq!((number(&worked[0], "done"), number(&worked[0], "received")), (20, 20));
+    assert!(
+        worked[0]["back"]["p50"].as_f64() >= Some(20_000.0),
+        "an answer comes after the work: {worked:?}"
+    );
+    let polled = steps(&["latency", "--polling", "--rate", "20", "--seconds", "0.5"]);
+    assert_eq!((number(&polled[0], "done"), number(&polled[0], "lost")), (10, 0));
+}
+
 #[test]
 fn numbers_that_cannot_be_measured_are_wrong_usage() {
     for arguments in [

@@ -147,19 +147,7 @@ impl Station {
 
     /// Carries out one step.
     pub async fn measure(&self, plan: &Plan, stage: &Stage, round: u32) -> Result<Step> {
-        let started = Instant::now();
-        *self.inbox.tally.lock() = Tally::new(started + stage.duration)?;
-        let step = self.inbox.step.fetch_add(1, Ordering::Relaxed) + 1;
-        let load = Load {
-            plan: Arc::new(plan.clone()),
-            stage: stage.clone(),
-            step,
-            base: self.inbox.base,
-            senders: self.senders.clone().into(),
-            payload: "x".repeat(plan.payload_bytes).into(),
-            samples: Arc::new(Mutex::new(Samples::new(started, stage.duration)?)),
-            next: Arc::new(AtomicU64::new(0)),
-        };
+        let load = self.load(plan, stage)?;
         let (cpu, backend) = (cpu_time(), self.reached.backend_cpu());
         match stage.drive {
             Drive::Rate(rate) => load.open_loop(rate).await?,
@@ -173,6 +161,22 @@ impl Station {
         let cpu = cpu_time().saturating_sub(cpu);
         let backend = self.reached.backend_cpu().zip(backend).map(|(now, before)| now.saturating_sub(before));
         Ok(self.result(plan, stage, round, &load.samples.lock(), (cpu, backend)))
+    }
+
+    /// The load of a step that begins now.
+    fn load(&self, plan: &Plan, stage: &Stage) -> Result<Load> {
+        let started = Instant::now();
+        *self.inbox.tally.lock() = Tally::new(started + stage.duration)?;
+        Ok(Load {
+            plan: Arc::new(plan.clone()),
+            stage: stage.clone(),
+            step: self.inbox.step.fetch_add(1, Ordering::Relaxed) + 1,
+            base: self.inbox.base,
+            senders: self.senders.clone().into(),
+            payload: "x".repeat(plan.payload_bytes).into(),
+            samples: Arc::new(Mutex::new(Samples::new(started, stage.duration)?)),
+            next: Arc::new(AtomicU64::new(0)),
+        })
     }
 
     /// Waits for deliveries that are still on their way.
@@ -263,7 +267,7 @@ impl Load {
                         drop(permit);
                     });
                 }
-                Err(_) => load.samples.lock().fail(format!("more than {OUTSTANDING_MAX} on their way")),
+                Err(_) => load.fail(at, format!("more than {OUTSTANDING_MAX} on their way")),
             })
         })
         .await?;
@@ -337,15 +341,27 @@ impl Load {
         }
         let answer = bus.request_first(message, self.plan.timeout).await;
         let now = Instant::now();
-        let mut samples = self.samples.lock();
         match answer {
             Ok(answer) => {
+                let mut samples = self.samples.lock();
                 let arrived =
                     answer.msg.as_deref().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
                 let arrived = arrived.map(|arrived| self.base + arrived);
                 samples.answered(now, now.saturating_duration_since(at), arrived);
             }
-            Err(error) => samples.fail(error.to_string()),
+            Err(error) => self.fail(at, error.to_string()),
+        }
+    }
+
+    /// What was to be sent at `at` had no success. A request counts with the time that was waited for its answer, its time
+    /// limit at least: the latencies of an overloaded server would be of those that came through. In a closed loop
+    /// the next ones waited, too, so that they are of those anyway.
+    fn fail(&self, at: Instant, error: String) {
+        let waited = at.elapsed().max(self.plan.timeout);
+        let mut samples = self.samples.lock();
+        samples.fail(error);
+        if self.stage.answered && matches!(self.stage.drive, Drive::Rate(_)) {
+            record(&mut samples.total, waited);
         }
     }
 }
@@ -447,4 +463,49 @@ fn histogram(digits: u8) -> Result<Histogram<u64>> {
 
 fn record(histogram: &mut Histogram<u64>, latency: Duration) {
     histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Profile;
+    use super::*;
+
+    /// The latencies in ms of a request that was meant to be sent `late_ms` ago, in a step driven so, whose receiver works
+    /// for `work_ms`; and how many were answered.
+    async fn latencies(drive: Drive, late_ms: u64, work_ms: u64) -> (f64, f64, u64) {
+        let plan = Plan {
+            profile: Profile::Latency { rate: 1.0, seconds: 1.0 },
+            layout: "StandardMessaging".into(),
+            exclusive: false,
+            polling: false,
+            payload_bytes: 10,
+            senders: 1,
+            receivers: 1,
+            work: Duration::from_millis(work_ms),
+            timeout: Duration::from_millis(200),
+            warm_up: Duration::ZERO,
+            rounds: 1,
+        };
+        let stage = Stage { label: String::new(), drive, answered: true, duration: Duration::from_secs(1) };
+        let station = Station::open(&plan, &"embedded".parse().unwrap()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(late_ms)).await; // times in messages count from the opening
+        let load = station.load(&plan, &stage).unwrap();
+        load.one(0, Instant::now() - Duration::from_millis(late_ms)).await;
+        let step = station.result(&plan, &stage, 1, &load.samples.lock(), (Duration::ZERO, None));
+        station.close().await;
+        (step.latency.p50 / 1e3, step.outbound.p50 / 1e3, step.done)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_answer_counts_from_the_time_that_was_meant() {
+        let (latency, outbound, done) = latencies(Drive::Rate(1.0), 300, 0).await;
+        assert!(latency >= 299.0 && outbound >= 299.0 && done == 1, "{latency} {outbound}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_request_without_answer_counts_with_its_time_limit_in_an_open_loop() {
+        let (latency, _, done) = latencies(Drive::Rate(1.0), 0, 600).await;
+        assert!(latency >= 199.0 && done == 0, "{latency}");
+        assert_eq!(latencies(Drive::Window(1), 0, 600).await.0, 0.0);
+    }
 }

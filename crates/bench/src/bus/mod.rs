@@ -6,7 +6,8 @@
 //!
 //! Invariants
 //! * Open loop: a message has the moment at which it was meant to be sent, and its latency counts from there; a slow
-//!   server delays no later message, and none of its delays is left out.
+//!   server delays no later message, and none of its delays is left out: what is not answered counts with the time that
+//!   was waited for it.
 //! * Every message is numbered: what is lost or comes twice is counted, not guessed.
 //! * All targets get the same client, the same steps and the same turns.
 

@@ -73,7 +73,8 @@ pub struct Step {
     pub failed: u64,
     /// The first reason for that.
     pub first_error: Option<String>,
-    /// From the moment meant for sending to the answer, or to the delivery.
+    /// From the moment meant for sending to the answer, or to the delivery. In an open loop a request without answer counts
+    /// with the time that was waited for it.
     pub latency: Latency,
     /// To the delivery.
     pub outbound: Latency,

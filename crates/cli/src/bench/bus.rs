@@ -24,7 +24,8 @@ Examples:
 
 Columns:
   achieved        messages a second that were answered, or delivered to all
-  p50, p99, max   from when a message was to be sent until its answer or delivery
+  p50, p99, max   from when a message was to be sent until its answer or delivery; at a rate, a request without
+                  answer counts with the time that was waited for it
   out, back       the way to the receiver, and of the answer; medians
   accepted        messages a second that the server took (without answers)
   lost, twice     deliveries or answers that did not come, or came again
