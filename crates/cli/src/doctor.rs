@@ -20,7 +20,7 @@ different layouts, and change streams that cannot be opened. Without --layout it
 
 /// Examine a queue, and say what is wrong with it
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server", "4    something is not as it should be"])))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or no such queue", "4    something is not as it should be"])))]
 pub struct Args {
     /// A message that waits longer than this counts as stuck; one that lives no longer is never found
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = duration)]
@@ -45,6 +45,9 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     let backend = args.queue.backend().await?;
     let found = examine(&backend, &args.queue.name, args.layout, limits).await?;
     print(&found, &args)?;
+    if found.findings.iter().any(|finding| finding.check == Check::Existence) {
+        return Ok(Exit::Absent);
+    }
     Ok(if found.worst() >= Some(Severity::Warning) { Exit::Findings } else { Exit::Done })
 }
 

@@ -8,10 +8,12 @@ use rockdove::Layout;
 use rockdove::doctor::counted;
 use rockdove::migrate::{MigrateError, Migration, Mode, Progress};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Pause between two passes of a bridge.
+/// Pause between two passes.
 const PAUSE: Duration = Duration::from_millis(100);
+/// A pass of a drain that takes longer is told of: what a quick one did is in the last line.
+const LONG: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -77,7 +79,7 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
         error => anyhow::Error::from(error),
     })?;
     let result = tokio::select! {
-        result = passes(&mut migration, args.to) => result,
+        result = passes(&mut migration, args.to, mode) => result,
         exit = signals::ended() => exit.map_err(Into::into),
     };
     let progress = migration.progress().clone();
@@ -86,12 +88,14 @@ pub async fn run(args: Args) -> anyhow::Result<Exit> {
     result
 }
 
-async fn passes(migration: &mut Migration, to: Layout) -> anyhow::Result<Exit> {
+async fn passes(migration: &mut Migration, to: Layout, mode: Mode) -> anyhow::Result<Exit> {
     let mut shown = String::new();
     loop {
+        let began = Instant::now();
         let progress = migration.pass().await?.clone();
         let line = format!("{}; {}", summary(&progress), nodes(&progress, to));
-        if line != shown {
+        let is_news = mode == Mode::Bridge || progress.waiting > 0 || began.elapsed() >= LONG;
+        if line != shown && is_news {
             eprintln!("{line}");
             shown = line;
         }

@@ -53,7 +53,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 /// Watch queues: what waits, rates, lag, nodes, locks
 #[derive(Parser, Debug)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server"])))]
+#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::help(&["3    no server, or with --once no such queue"])))]
 pub struct Args {
     /// Only this queue [default: all of the database whose nodes announce themselves]
     #[arg(long, value_name = "NAME")]
@@ -184,7 +184,8 @@ async fn watch(monitor: &mut Monitor, args: &Args, screen: Option<&Screen>) -> a
             }
         }
         if args.once {
-            return Ok(Exit::Done);
+            let is_there = |look: &Sample| look.queues.iter().all(|queue| queue.is_there);
+            return Ok(if look.is_ok_and(|look| is_there(&look)) { Exit::Done } else { Exit::Absent });
         }
     }
 }
@@ -373,6 +374,7 @@ mod tests {
             locks: 0,
         };
         let queue = Queue {
+            is_there: true,
             name: "msg".to_owned(),
             layouts: Vec::new(),
             topics: Vec::new(),

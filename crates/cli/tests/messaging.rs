@@ -329,7 +329,7 @@ fn commands_work(server: &Server, more: &[&str]) {
 fn the_doctor_says_what_is_wrong() {
     let server = Server::start();
     let empty = server.run(&["doctor"]);
-    assert_eq!(empty.status.code(), Some(4), "no node is there");
+    assert_eq!(empty.status.code(), Some(3), "no queue is there");
     assert!(text(&empty).contains("there is no queue \"msg\""), "{}", text(&empty));
     for layout in Layout::ALL {
         let mode = ["--layout", layout.name(), "--queue", &format!("q-{}", layout.name())];
@@ -391,7 +391,7 @@ fn top_shows_what_goes_on() {
             (sent, done) = (sent || some_sent, done || some_done);
         }
     }
-    let all = text(&server.run(&["top", "--once", "--interval", "100ms"]));
+    let all = text(&server.run(&["top", "--once", "--queue", "msg", "--interval", "100ms"]));
     for layout in Layout::ALL {
         assert!(all.contains(&format!("queue q-{0}: {0}; ", layout.name())), "{all}");
     }
@@ -431,6 +431,9 @@ fn a_queue_changes_its_layout() {
     let healthy = server.run(&["doctor"]);
     assert_eq!(healthy.status.code(), Some(0), "nothing is missing after a migration: {}", text(&healthy));
     assert_eq!((drained.status.code(), text(&drained).starts_with("20 moved")), (Some(0), true));
+    assert!(drained.stderr.is_empty(), "it is said once: {drained:?}");
+    let look = text(&server.run(&["top", "--once", "--queue", "msg", "--interval", "100ms"]));
+    assert!(look.starts_with("queue msg: multi-collection; "), "what is empty is not in use: {look}");
     let heard =
         server.run(&[&["sub", "t", "--count", "20", "--timeout", "30s", "--json"], &new[..]].concat());
     assert_eq!(heard.status.code(), Some(0));
@@ -508,6 +511,39 @@ fn silence_and_mistakes_have_their_codes() {
         assert_eq!(server.run(&[&["pub", "t"], &wrong[..]].concat()).status.code(), Some(2), "{wrong:?}");
     }
     assert_eq!(server.run(&["migrate", "--to", "dual-channel", "--drain"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_more_urgent_message_comes_first() {
+    let server = Server::start();
+    for (value, priority) in [("late", "2000"), ("default", ""), ("first", "-5")] {
+        let given = ["--priority", priority];
+        let given = if priority.is_empty() { &[][..] } else { &given };
+        let sent = server.run(&[&["pub", "t", value, "--ttl", "5m"], given].concat());
+        assert_eq!(sent.status.code(), Some(0), "{sent:?}");
+    }
+    let heard = text(&server.run(&["sub", "t", "--count", "3", "--timeout", "30s"]));
+    let values: Vec<_> = heard.lines().filter_map(|line| line.split('\t').nth(2)).collect();
+    assert_eq!(values, ["first", "default", "late"]);
+}
+
+/// Who started the server has read enough of its greeting.
+#[test]
+fn a_server_whose_greeting_nobody_reads_runs() {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let child = rockdove()
+        .args(["serve", "--memory", "--listen", &format!("127.0.0.1:{port}")])
+        .stdout(writer)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut process = Process(child);
+    until("it listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+    let uri = format!("mongodb://127.0.0.1:{port}/?directConnection=true");
+    let sent = rockdove().args(["pub", "t", "x", "--uri", &uri]).output().unwrap();
+    assert!(sent.status.success() && process.0.try_wait().unwrap().is_none(), "{sent:?}");
 }
 
 #[test]
@@ -869,9 +905,11 @@ fn no_server_is_said_and_has_its_code() {
             threads.spawn(move || check(args));
         }
     });
-    let late = nobody.run(&["sub", "t", "--timeout", "300ms"]);
-    let said = String::from_utf8_lossy(&late.stderr).into_owned();
-    assert_eq!((late.status.code(), said.lines().count()), (Some(3), 1), "{said}");
+    for soon in ["300ms", "1200ms"] {
+        let late = nobody.run(&["sub", "t", "--timeout", soon]);
+        let said = String::from_utf8_lossy(&late.stderr).into_owned();
+        assert_eq!((late.status.code(), said.lines().count()), (Some(3), 1), "{said}");
+    }
 }
 
 #[test]
@@ -933,7 +971,8 @@ fn a_connection_that_is_lost_and_back_is_told() {
     let mut server = Server::stored_in(dir.path());
     let (_sub, streaming) = server.start_saying(&["sub", "t", "--sender-id", "a"]);
     let (_poll, polling) = server.start_saying(&["sub", "t", "--sender-id", "b", "--polling"]);
-    let is_there = |server: &Server| text(&server.run(&["top", "--once", "--interval", "100ms"]));
+    let is_there =
+        |server: &Server| text(&server.run(&["top", "--once", "--queue", "msg", "--interval", "100ms"]));
     until("both are there", || is_there(&server).contains("2 of 2 nodes alive"));
     for _ in 0..2 {
         server.process.kill();
@@ -964,11 +1003,11 @@ async fn a_queue_that_is_not_there_is_said_and_not_made() {
     }
     let doctor = server.run(&["doctor", "--queue", "shop"]);
     assert!(
-        doctor.status.code() == Some(4) && text(&doctor).contains("there is no queue \"shop\""),
+        doctor.status.code() == Some(3) && text(&doctor).contains("there is no queue \"shop\""),
         "{doctor:?}"
     );
     let look = server.run(&["top", "--once", "--queue", "shop", "--interval", "100ms"]);
-    assert!(look.status.success() && text(&look).contains("there is no such queue"), "{look:?}");
+    assert!(look.status.code() == Some(3) && text(&look).contains("there is no such queue"), "{look:?}");
     assert_eq!(stored.collections("").await.unwrap(), before);
 }
 

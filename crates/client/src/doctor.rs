@@ -39,6 +39,8 @@ pub enum Severity {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Check {
+    /// Whether the database has anything of the queue.
+    Existence,
     /// Whether change streams can be opened.
     ChangeStreams,
     /// Who takes part, and with which layout.
@@ -140,7 +142,7 @@ pub async fn examine(
     let layouts = match layout {
         Some(layout) => vec![layout],
         None if !announced.is_empty() => announced,
-        None => doctor.catalog.layouts(queue)?,
+        None => doctor.catalog.layouts_in_use(backend, queue).await?,
     };
     for layout in &layouts {
         doctor.layout(&Names::new(*layout, queue)?).await?;
@@ -212,7 +214,7 @@ impl Doctor<'_> {
     fn nothing(&mut self, names: &Names) {
         let text = format!("there is no queue {:?} in this database: it has no collections", names.queue());
         let advice = "nothing was ever sent there, or the name of the queue or database is another";
-        self.find(Severity::Warning, Check::Participants, text, advice);
+        self.find(Severity::Warning, Check::Existence, text, advice);
     }
 
     /// A queue without nodes is in order as long as nothing waits there.

@@ -5,7 +5,8 @@
 //! tells: `shop_eu_lck_orders`, or `shop_lck_eu_orders`. Without one a collection is taken for one of the queue that explains
 //! most of its name, among those that the database shows. What even that leaves open, documents tell ([`is_lock`]).
 
-use crate::backend::{Backend, BackendResult};
+use crate::backend::{Backend, BackendResult, Find};
+use crate::error::LookError;
 use bson::Document;
 use rockdove_messages::{Layout, NameError, Names};
 use std::collections::BTreeSet;
@@ -167,6 +168,22 @@ impl Catalog {
             layouts.push(Layout::MultiCollection);
         }
         Ok(layouts)
+    }
+
+    /// Those of them that are not empty beside another one: a drain leaves the old collections behind.
+    pub(crate) async fn layouts_in_use(
+        &self,
+        backend: &dyn Backend,
+        queue: &str,
+    ) -> Result<Vec<Layout>, LookError> {
+        let all = self.layouts(queue)?;
+        let [old, Layout::MultiCollection] = all[..] else { return Ok(all) };
+        for collection in self.messages(&Names::new(old, queue)?)? {
+            if !backend.find(&collection, Find { limit: 1, ..Find::default() }).await?.is_empty() {
+                return Ok(all);
+            }
+        }
+        Ok(vec![Layout::MultiCollection])
     }
 
     /// The collections of topics in the MultiCollection layout. The default queue's begin like its collections in the

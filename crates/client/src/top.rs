@@ -90,6 +90,8 @@ pub struct Node {
 pub struct Queue {
     /// Its name.
     pub name: String,
+    /// Whether the database has anything of it.
+    pub is_there: bool,
     /// The layouts in use.
     pub layouts: Vec<Layout>,
     /// Its topics, by name.
@@ -151,13 +153,14 @@ impl Monitor {
         let backend = self.backend.clone();
         let mut queue = Queue {
             name: shared.queue().to_owned(),
+            is_there: catalog.has(name)?,
             layouts: Vec::new(),
             topics: Vec::new(),
             nodes: self.nodes(&shared).await?,
             locks: 0,
             notes: Vec::new(),
         };
-        if !catalog.has(name)? {
+        if !queue.is_there {
             self.followed.remove(name);
             queue.notes.push(
                 "there is no such queue in this database; it is shown as soon as it is there".to_owned(),
@@ -169,7 +172,7 @@ impl Monitor {
             None => announced(&queue.nodes),
         };
         if queue.layouts.is_empty() {
-            queue.layouts = catalog.layouts(name)?;
+            queue.layouts = catalog.layouts_in_use(&*backend, name).await?;
         }
         if queue.layouts.contains(&Layout::MultiCollection) {
             queue.notes.extend(strangers(&queue.name, catalog.queues())?);
