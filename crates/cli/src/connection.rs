@@ -98,8 +98,11 @@ fn unreachable(error: BackendError) -> anyhow::Error {
     if error.is_transient() { Failure::absent(format!("{error}{HINT}")).into() } else { error.into() }
 }
 
-/// Waits for a connection, and says so if that takes long.
-async fn reached<T>(reach: impl Future<Output = T>) -> T {
+/// Waits for a connection for about `limit`, and says so if that takes long and may take longer.
+async fn reached<T>(limit: Duration, reach: impl Future<Output = T>) -> T {
+    if limit < 2 * SAID_AFTER {
+        return reach.await;
+    }
     let mut reach = pin!(reach);
     tokio::select! {
         done = &mut reach => done,
@@ -145,7 +148,7 @@ impl Database {
     /// The database itself, without a bus.
     pub async fn backend(&self) -> anyhow::Result<DriverBackend> {
         let backend = DriverBackend::connect(self.address()?, self.db.as_deref(), "rockdove").await?;
-        reached(backend.reach(REACH_LIMIT)).await.map_err(unreachable)?;
+        reached(REACH_LIMIT, backend.reach(REACH_LIMIT)).await.map_err(unreachable)?;
         Ok(backend)
     }
 }
@@ -186,7 +189,8 @@ impl Connection {
         limit: Option<Duration>,
         with: impl FnOnce(BusBuilder) -> BusBuilder,
     ) -> anyhow::Result<Bus> {
-        let bus = reached(with(self.bus()?).reach_within(limit.unwrap_or(REACH_LIMIT)).connect());
+        let reach = limit.unwrap_or(REACH_LIMIT);
+        let bus = reached(reach, with(self.bus()?).reach_within(reach).connect());
         let opened = match limit {
             // A little more, so that who does not answer is said with why.
             Some(limit) => tokio::time::timeout(limit + LATE_GRACE, bus)
@@ -257,7 +261,7 @@ pub struct Sending {
     /// Send to this node only; repeat for several
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     to: Vec<String>,
-    /// Lifetime of the message, such as 500ms, 30s, 5m, or never [default: 30s, a request at least as long as its --timeout, and one that nobody answered is removed then]
+    /// Lifetime of the message, such as 500ms, 30s, 5m, or never; a bare number is seconds [default: 30s, a request at least as long as its --timeout, and one that nobody answered is removed then]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     ttl: Option<Lifetime>,
     /// Priority; smaller is earlier

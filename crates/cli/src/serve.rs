@@ -7,6 +7,8 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use rockdove_server::SyncPolicy;
 use rockdove_server::{Config, Personality, Server, Storage};
+use std::fmt;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -247,19 +249,24 @@ impl Serve {
 
     /// Says where it listens, where it stores and how to try it.
     fn greet(&self, server: &Server, storage: &Storage) {
+        // Who started it may have read enough (`rockdove serve | head -1`).
+        let mut out = io::stdout().lock();
+        let mut line = |text: fmt::Arguments<'_>| drop(writeln!(out, "{text}"));
         let uri = server.uri();
-        println!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address());
+        line(format_args!("rockdove {} listens on {}", env!("CARGO_PKG_VERSION"), server.address()));
         match storage {
-            Storage::Folder(dir) => println!("  stores in  {}{}", dir.display(), recovered(server)),
-            Storage::Memory => println!("  stores in  memory only: everything is gone when it stops"),
+            Storage::Folder(dir) => line(format_args!("  stores in  {}{}", dir.display(), recovered(server))),
+            Storage::Memory => {
+                line(format_args!("  stores in  memory only: everything is gone when it stops"))
+            }
         }
-        println!("  connect    {uri}");
+        line(format_args!("  connect    {uri}"));
         if self.advertise.is_none() && server.address().ip().is_unspecified() {
-            println!(
+            line(format_args!(
                 "             clients have to know this machine as {}; else start it",
                 server.advertised()
-            );
-            println!("             with --advertise HOST:PORT");
+            ));
+            line(format_args!("             with --advertise HOST:PORT"));
         }
         let majority = match (storage, self.majority) {
             (Storage::Memory, _) => {
@@ -270,12 +277,12 @@ impl Serve {
             }
             (_, Majority::QuorumSync) => "w: majority and j: true wait for the disk",
         };
-        println!("  acks       one node: {majority}");
+        line(format_args!("  acks       one node: {majority}"));
         if let Some(policy) = self.risk.describe() {
-            println!("  risk       {policy}");
+            line(format_args!("  risk       {policy}"));
         }
-        println!("  try it     rockdove sub orders.created --uri '{uri}'");
-        println!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'");
+        line(format_args!("  try it     rockdove sub orders.created --uri '{uri}'"));
+        line(format_args!("             rockdove pub orders.created '{{\"total\": 12.5}}' --uri '{uri}'"));
     }
 }
 

@@ -112,7 +112,7 @@ impl Verify {
 ///
 /// Does what opening does, and makes a lost state file anew. Entries that were durable are given up only with
 /// --accept-loss: then the log ends before the first damaged one, and everything from there on is put aside in files
-/// of the folder (*.lost). Nothing is ever deleted.
+/// of the folder (*.lost). Nothing is ever deleted. Nobody may have the log open: stop the server first.
 #[derive(Args)]
 pub struct Repair {
     #[command(flatten)]

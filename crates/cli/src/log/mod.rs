@@ -28,7 +28,7 @@ Examples:
   rockdove log verify ./orders                          reads everything; exit code 5 if something is damaged
   rockdove log repair ./orders --accept-loss            makes a damaged log openable again
   rockdove log export ./orders > orders.jsonl
-  rockdove log prune ./orders --keep 10GiB --age 30d
+  rockdove log prune ./orders --keep 10GiB --age 30d    not in a data folder: its log belongs to the bus
   rockdove log dump ./secrets --key-file ./key          a log that is encrypted
 
 DIR is a log's folder, or a data folder of `rockdove serve`.
