@@ -42,24 +42,33 @@ pub(crate) async fn retire(node: &Node) {
     }
 }
 
-/// Drops the empty collections of nodes that are gone; returns their names.
-pub(crate) async fn sweep(node: &Node) -> BackendResult<Vec<String>> {
-    let Some(prefix) = node.names.directed_prefix() else { return Ok(Vec::new()) };
+/// Drops the empty collections of nodes that are gone, where they are those of one queue: in the MultiCollection layout
+/// nobody knows the nodes of all queues.
+pub(crate) async fn sweep(node: &Node) -> BackendResult<()> {
+    let (Layout::DualChannel, Some(prefix)) = (node.names.layout(), node.names.directed_prefix()) else {
+        return Ok(());
+    };
     let mut in_use = mailboxes_in_use(node).await?;
     in_use.insert(node.mailbox.clone());
     in_use.extend(node.registry.active().iter().filter_map(|id| node.names.directed(id).ok()));
-    let mut dropped = Vec::new();
-    for collection in node.backend.collections(&prefix).await? {
-        if in_use.contains(&collection) {
+    let collections = node.backend.collections(&prefix).await?;
+    for collection in collections.iter().filter(|name| is_mailbox(name, &prefix, &collections)) {
+        if in_use.contains(collection) {
             continue;
         }
-        if let Some(feed) = watch_unneeded(node, &collection, Document::new()).await? {
-            drop_watched(node, &collection, feed).await?;
+        if let Some(feed) = watch_unneeded(node, collection, Document::new()).await? {
+            drop_watched(node, collection, feed).await?;
             tracing::info!(collection, "dropped: it was empty, and its node is gone");
-            dropped.push(collection);
         }
     }
-    Ok(dropped)
+    Ok(())
+}
+
+/// Whether a collection is a mailbox, not one of a queue whose name only looks like it: names of mailboxes have no
+/// underscore after the prefix, and beside the base of a queue there are its participants or locks.
+fn is_mailbox(name: &str, prefix: &str, all: &[String]) -> bool {
+    let has_more = |other: &String| other.strip_prefix(name).is_some_and(|rest| rest.starts_with('_'));
+    name.strip_prefix(prefix).is_some_and(|node| !node.contains('_')) && !all.iter().any(has_more)
 }
 
 /// The collections of the other participants that may be alive. Ids are compared by the names they map to, which

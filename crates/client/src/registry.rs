@@ -189,7 +189,6 @@ pub(crate) async fn discover(node: Arc<Node>) {
         }
         node.registry.prune();
         if node.settings.sweep_orphans
-            && node.names.layout().has_directed_lane()
             && let Err(error) = mailbox::sweep(&node).await
         {
             tracing::warn!(node.me, %error, "collections of nodes that are gone were not swept up");

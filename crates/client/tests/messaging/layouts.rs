@@ -5,6 +5,7 @@ use bson::{Document, doc};
 use parking_lot::Mutex;
 use rockdove::backend::{Backend, BackendErrorKind};
 use rockdove::{ConnectError, Layout, Message, MessageId, Settings};
+use rockdove_messages::Names;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -364,3 +365,41 @@ async fn an_index_under_another_name_is_no_fault() {
     a.publish(Message::new("t")).await.unwrap();
     assert!(!fake.has_index("msg", "delete_at_1"));
 }
+/// A node that has had the time to sweep up several times.
+async fn after_rounds(fake: &Fake, queue: &str) -> rockdove::Bus {
+    let settings = fake.connect("template").await.settings().clone();
+    let settings = Settings { queue: queue.into(), sender_id: Some("a".into()), registry: true, ..settings };
+    let settings = Settings { heartbeat_interval: Duration::from_millis(50), ..settings };
+    let a = fake.bus_with(settings).connect().await.unwrap();
+    let questions = a.settings().status_info_topic.clone();
+    let asked = Names::new(fake.layout, queue).unwrap().broadcast(&questions);
+    eventually("it asked often", || fake.calls("insert", &asked) > 4).await;
+    a
+}
+
+/// All queues of a database share these collections, and a node knows the nodes of its own queue only.
+#[tokio::test]
+async fn the_mailboxes_of_other_queues_are_not_swept_up_in_multi_collection() {
+    let fake = multi();
+    fake.store_empty("dm_another");
+    let a = after_rounds(&fake, "shop").await;
+    assert!(fake.has_collection("dm_another"));
+    in_time("shutdown", a.shutdown()).await;
+}
+
+/// A queue whose name looks like a mailbox of another one keeps all its collections.
+#[tokio::test]
+async fn a_queue_is_not_taken_for_an_orphan() {
+    let fake = dual();
+    let of_queue = ["mmsg_shop_dm_x", "mmsg_shop_dm_x_lck", "mmsg_shop_dm_x_participants"];
+    for empty in of_queue.into_iter().chain(["mmsg_shop_dm_x_dm_y", "mmsg_shop_dm_gone"]) {
+        fake.store_empty(empty);
+    }
+    let a = after_rounds(&fake, "shop").await;
+    eventually("swept", || !fake.has_collection("mmsg_shop_dm_gone")).await;
+    for kept in of_queue.into_iter().chain(["mmsg_shop_dm_x_dm_y"]) {
+        assert!(fake.has_collection(kept), "{kept}");
+    }
+    in_time("shutdown", a.shutdown()).await;
+}
+
