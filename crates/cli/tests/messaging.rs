@@ -1,8 +1,8 @@
 //! The messaging commands and the library against a running server, killed participants included.
 
 use bson::doc;
-use rockdove::backend::{Backend, Find};
-use rockdove::{Bus, ConnectError, DriverBackend, Layout, Level, Message, SendError, SendOptions};
+use rockdove::backend::{Backend, Durability, Find};
+use rockdove::{Bus, ConnectError, DriverBackend, Layout, Level, Message, MessageId, SendError, SendOptions};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -1139,6 +1139,56 @@ in_every_layout! {
         values.dedup();
         assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
+        sender.shutdown().await;
+        worker.shutdown().await;
+    }
+
+    // Somebody drops what a node follows. It hears again at once, not with the next poll behind the streams.
+    async fn dropped_collections_are_followed_again(layout) {
+        const SOON: Duration = Duration::from_secs(5);
+        let server = Server::start();
+        let (sender, worker) = (server.bus(layout, "sender").await, server.bus(layout, "worker").await);
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = heard.clone();
+        worker
+            .subscribe("work", move |message| {
+                noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
+                async { Ok(()) }
+            })
+            .await
+            .unwrap();
+        worker.ready().await;
+        let is_heard_soon = async |value: &str| {
+            let start = Instant::now();
+            eventually("heard", async || heard.lock().unwrap().iter().any(|one| one == value)).await;
+            assert!(start.elapsed() < SOON, "{value} after {:?}", start.elapsed());
+        };
+        let stored = DriverBackend::connect(&server.uri, None, "test").await.unwrap();
+        let (topic, locks, directed) = match layout {
+            Layout::Standard => ("msg", "msg_lck", "msg"),
+            Layout::MultiCollection => ("msg_work", "msg_lck_work", "dm_worker"),
+            Layout::DualChannel => ("msg", "msg_lck", "msg_dm_worker"),
+        };
+        for round in 0..2 {
+            for collection in [topic, locks, directed] {
+                stored.drop_collection(collection).await.unwrap();
+            }
+            let (to_all, to_one) = (format!("to all, {round}"), format!("to one, {round}"));
+            sender.publish(Message::new("work").value(&to_all)).await.unwrap();
+            sender.publish(Message::new("work").value(&to_one).to("worker")).await.unwrap();
+            is_heard_soon(&to_all).await;
+            is_heard_soon(&to_one).await;
+        }
+        // Another node holds the lock. The worker tries after one, three and seven seconds, or when it is released.
+        let id = MessageId::generate();
+        let lock = doc! {"_id": id.to_bson(), "lock_id": "another", "delete_at": bson::DateTime::MAX};
+        stored.insert(locks, &[lock], Durability::Majority).await.unwrap();
+        sender.publish(Message::new("work").with_id(id.clone()).value("locked").exclusive(true)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(3500)).await;
+        assert_eq!(stored.delete(locks, doc! {"_id": id.to_bson()}).await.unwrap(), 1);
+        let start = Instant::now();
+        is_heard_soon("locked").await;
+        assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
         sender.shutdown().await;
         worker.shutdown().await;
     }

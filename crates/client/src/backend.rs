@@ -321,8 +321,9 @@ pub trait Backend: Send + Sync + 'static {
 
 /// Server errors that mean "not now": elections, step-downs, shutdowns, unreachable hosts.
 const TRANSIENT_CODES: [i32; 14] = [6, 7, 50, 63, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436];
-/// `ChangeStreamHistoryLost`, `ChangeStreamFatalError`, `CappedPositionLost`.
-const HISTORY_LOST_CODES: [i32; 3] = [286, 280, 136];
+/// `ChangeStreamHistoryLost`, `ChangeStreamFatalError`, `InvalidResumeToken` (of another server, or of a stream that
+/// ended with its collection), `CappedPositionLost`.
+const HISTORY_LOST_CODES: [i32; 4] = [286, 280, 260, 136];
 /// `IndexOptionsConflict`, `IndexKeySpecsConflict`.
 const INDEX_CONFLICT_CODES: [i32; 2] = [85, 86];
 /// `BSONObjectTooLarge`, and the older code for the same.
@@ -353,6 +354,7 @@ mod tests {
         check(11000, Some(BackendErrorKind::DuplicateKey));
         check(10107, Some(BackendErrorKind::Transient));
         check(286, Some(BackendErrorKind::HistoryLost));
+        check(260, Some(BackendErrorKind::HistoryLost));
         check(85, Some(BackendErrorKind::IndexConflict));
         check(10334, Some(BackendErrorKind::TooLarge));
         check(13, None);

@@ -7,7 +7,7 @@
 //! one is dropped only when the new one stands: at no time is there no stream. Every establishment asks the lanes
 //! for a catch-up poll, because what was inserted before it raised no event.
 
-use crate::backend::{BackendErrorKind, Scope, Watch};
+use crate::backend::{Scope, Watch};
 use crate::lane::Lane;
 use crate::node::Node;
 use bson::{Bson, Document};
@@ -176,7 +176,8 @@ impl Stream {
         }
     }
 
-    /// Reads one stream for ever, resuming where it broke off. A position that is lost is dropped.
+    /// Reads one stream for ever, resuming where it broke off. After an error that does not pass by itself it begins anew:
+    /// a position that was lost, or that this server does not take, would be refused for ever.
     async fn follow(self: Arc<Self>, plan: Plan, established: oneshot::Sender<()>) {
         let mut established = Some(established);
         let mut token: Option<Bson> = None;
@@ -206,8 +207,8 @@ impl Stream {
                 }
                 Err(error) => error,
             };
-            if error.kind() == BackendErrorKind::HistoryLost {
-                token = None;
+            if !error.is_transient() {
+                token = None; // the poll that follows every establishment finds what this misses
             }
             self.node.troubles.begin(&self.node.me, self.source.name(), &error);
             tokio::time::sleep(pause).await;

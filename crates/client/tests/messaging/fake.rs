@@ -101,6 +101,8 @@ struct State {
     last_event: i64,
 }
 
+    /// How every resumption fails, once it is to.
+    resuming: Option<BackendErrorKind>,
 /// Events kept for streams that resume.
 const HISTORY_MAX: usize = 10_000;
 
@@ -305,6 +307,11 @@ impl Fake {
 
     /// How often a call was made, on any collection.
     pub fn all_calls(&self, call: &str) -> usize {
+    /// From now on no stream can be resumed: the server does not take the tokens it once gave.
+    pub fn refuse_tokens(&self, kind: BackendErrorKind) {
+        self.state.lock().resuming = Some(kind);
+    }
+
         let state = self.state.lock();
         state
             .calls
@@ -656,6 +663,9 @@ impl Backend for Fake {
         doc! {"backend": "fake"}
     }
 }
+            if let (Some(kind), Some(_)) = (state.resuming, &watch.resume_after) {
+                return Err(BackendError::new(kind, "no token of this server"));
+            }
 
 /// The events, and the number of the last one.
 struct FakeFeed(mpsc::UnboundedReceiver<BackendResult<Document>>, Option<i64>);

@@ -336,6 +336,23 @@ in_every_layout! {
         }
     }
 
+    async fn a_token_that_is_refused_is_dropped(every) {
+        for kind in [HistoryLost, Other] {
+            let fake = every.another();
+            fake.keep_history();
+            let a = fake.connect("a").await;
+            let (b, count) = counting(&fake, "b").await;
+            in_time("ready", a.ready()).await;
+            let streams = fake.open_streams();
+            fake.refuse_tokens(kind);
+            fake.break_streams(Transient);
+            a.publish(Message::new("t")).await.unwrap();
+            eventually("caught up", || count.load(Ordering::SeqCst) == 1).await;
+            eventually("all of them stand", || fake.open_streams() == streams).await;
+            in_time("shutdown", b.shutdown()).await;
+        }
+    }
+
     async fn silent_streams_are_noticed(fake) {
         let a = fake.connect("a").await;
         let (_b, count) = counting(&fake, "b").await;
