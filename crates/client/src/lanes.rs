@@ -171,11 +171,15 @@ impl Workers {
         false
     }
 
-    /// Gives a worker back; the lane whose turn it is.
-    pub(crate) fn give_back(&self) -> Option<Arc<Lane>> {
+    /// Gives a worker back.
+    pub(crate) fn give_back(&self) {
+        self.state.lock().0 += 1;
+    }
+
+    /// The lane whose turn it is, if a worker is free.
+    pub(crate) fn next_turn(&self) -> Option<Arc<Lane>> {
         let (free, waiting) = &mut *self.state.lock();
-        *free += 1;
-        waiting.pop_front()
+        if *free > 0 { waiting.pop_front() } else { None }
     }
 
     /// Forgets who waits: the bus stops.

@@ -145,7 +145,8 @@ impl Node {
 
     /// A listener call ended; the lane whose turn it is goes on.
     pub(crate) fn give_worker_back(&self) {
-        if let Some(lane) = self.workers.give_back() {
+        self.workers.give_back();
+        while let Some(lane) = self.workers.next_turn() {
             lane.resume();
         }
     }

@@ -9,6 +9,7 @@ use rockdove_messages::Names;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 const SECONDS: Duration = Duration::from_secs(10);
 
@@ -179,6 +180,46 @@ async fn one_call_at_a_time_over_all_lanes() {
     }
     eventually("all", || done.load(Ordering::SeqCst) == 60).await;
     assert_eq!(most.load(Ordering::SeqCst), 1);
+}
+
+/// A lane whose turn it is may have nothing left to do. The next one must not wait for a poll.
+#[tokio::test]
+async fn a_turn_that_is_not_taken_goes_to_the_next_lane() {
+    let fake = multi();
+    let long = Duration::from_secs(600);
+    let settings = Settings { fallback_poll_interval: long, multithreaded: false, ..Settings::default() };
+    let settings = Settings { sender_id: Some("b".into()), layout: fake.layout, ..settings };
+    let (a, b) = (fake.connect("a").await, fake.bus_with(settings).connect().await.unwrap());
+    let (release, log): (Arc<Notify>, Arc<Mutex<Vec<String>>>) = Default::default();
+    let mut listening = Vec::new();
+    for topic in ["busy", "given up", "waits"] {
+        let (release, log) = (release.clone(), log.clone());
+        let listen = move |_| {
+            let (release, log) = (release.clone(), log.clone());
+            async move {
+                log.lock().push(topic.to_owned());
+                if topic == "busy" {
+                    release.notified().await;
+                }
+                Ok(())
+            }
+        };
+        listening.push(b.subscribe(topic, listen).await.unwrap());
+    }
+    in_time("ready", b.ready()).await;
+    a.publish(Message::new("busy")).await.unwrap();
+    eventually("busy", || log.lock().len() == 1).await;
+    for (topic, queued) in [("given up", 1), ("waits", 2)] {
+        a.publish(Message::new(topic)).await.unwrap();
+        eventually("queued", || b.status().queued == queued).await;
+    }
+    let polls = fake.calls("find", "msg_waits");
+    listening.remove(1).cancel();
+    eventually("the stream without it stands", || fake.calls("find", "msg_waits") > polls).await;
+    assert_eq!(b.status().queued, 1);
+    release.notify_one();
+    eventually("its turn", || *log.lock() == ["busy", "waits"]).await;
+    in_time("shutdown", b.shutdown()).await;
 }
 
 #[tokio::test]
