@@ -279,12 +279,29 @@ impl Bus {
     /// [`Settings::shutdown_grace`], whereupon their exclusive messages are given back), closes the streams, wakes
     /// every caller that waits, and withdraws the announcement. Safe to call twice.
     ///
-    /// While listeners end they may still send and receive answers.
+    /// While listeners end they may still send and receive answers. It goes on when the caller no longer waits for it.
     pub async fn shutdown(&self) {
         let node = &self.node;
-        if !node.life.advance(Phase::Draining) {
-            return node.life.reached(Phase::Stopped).await;
+        if node.life.advance(Phase::Draining) {
+            let stopping = Stopping(node.clone());
+            node.runtime.spawn(async move { stopping.run().await });
         }
+        node.life.reached(Phase::Stopped).await;
+    }
+
+    fn urge_polls(&self) {
+        for lane in self.node.lanes.all() {
+            lane.urge_poll();
+        }
+    }
+}
+
+/// A bus on its way to the end. It counts as stopped however that comes about.
+struct Stopping(Arc<Node>);
+
+impl Stopping {
+    async fn run(self) {
+        let node = &self.0;
         let lanes = node.lanes.all_ever();
         let drain = || futures_util::future::join_all(lanes.iter().map(|lane| lane.drain()));
         if tokio::time::timeout(node.settings.shutdown_grace, drain()).await.is_err() {
@@ -295,7 +312,7 @@ impl Bus {
             }
         }
         node.life.advance(Phase::Interrupting);
-        node.abort_loops();
+        node.end_loops().await;
         node.waiters.close();
         if !node.send_only {
             registry::retire(node).await;
@@ -309,13 +326,12 @@ impl Bus {
         if node.owns_backend {
             node.backend.close().await;
         }
-        node.life.advance(Phase::Stopped);
     }
+}
 
-    fn urge_polls(&self) {
-        for lane in self.node.lanes.all() {
-            lane.urge_poll();
-        }
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        self.0.life.advance(Phase::Stopped);
     }
 }
 

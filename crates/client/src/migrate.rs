@@ -303,7 +303,7 @@ impl Migration {
     /// in the same collection.
     async fn take_answers(&self) -> BackendResult<()> {
         let node = self.node();
-        node.abort_loops();
+        node.end_loops().await;
         registry::withdraw(node, Duration::ZERO).await?;
         let answers = doc! { "recipients": MIGRATION_ID, "in_answer_to": { "$in": node.registry.asked() } };
         node.backend.delete(&node.mailbox, answers).await.map(drop)

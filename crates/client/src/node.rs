@@ -11,7 +11,7 @@ use crate::streams::{Source, Stream};
 use crate::trouble::Troubles;
 use crate::waiters::Waiters;
 use futures_util::FutureExt;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use rockdove_messages::{
     IndexDefinition, Message, NameError, Names, Settings, lock_indexes, message_indexes,
 };
@@ -21,7 +21,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::sync::{RwLock, RwLockReadGuard};
+use tokio::task::{AbortHandle, JoinHandle};
 
 /// First pause between two tries of a failed call; doubled up to [`RETRY_LONGEST`].
 const RETRY_FIRST: Duration = Duration::from_millis(50);
@@ -30,6 +31,8 @@ const RETRY_LONGEST: Duration = Duration::from_secs(1);
 pub(crate) const CALL_RETRIES: Duration = Duration::from_secs(30);
 /// How long calls are retried on which it hangs whether a message is lost: as long as the bus runs.
 pub(crate) const WHILE_RUNNING: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// How long requests may take that are under way when the bus stops.
+const FINISH_LIMIT: Duration = Duration::from_secs(2);
 /// What the log calls it.
 const CONNECTION: &str = "the connection";
 /// Pause before a loop that panicked is started again.
@@ -67,11 +70,13 @@ pub(crate) struct Node {
     pub mailbox: String,
     pub lanes: Lanes,
     pub workers: Workers,
-    pub streams: RwLock<Vec<Arc<Stream>>>,
+    pub streams: parking_lot::RwLock<Vec<Arc<Stream>>>,
     pub troubles: Troubles,
     pub runtime: Handle,
     /// Background loops, aborted at the end.
-    tasks: Mutex<Vec<AbortHandle>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Held while a request is under way that must not reach the server after the last ones of this bus.
+    unfinished: RwLock<()>,
     /// Collections whose indexes were created, and when.
     indexed: Mutex<HashMap<String, Instant>>,
 }
@@ -103,10 +108,11 @@ impl Node {
             listeners: Listeners::default(),
             paused: Mutex::default(),
             lanes: Lanes::default(),
-            streams: RwLock::default(),
+            streams: parking_lot::RwLock::default(),
             troubles: Troubles::default(),
             runtime: Handle::current(),
             tasks: Mutex::default(),
+            unfinished: RwLock::default(),
             indexed: Mutex::default(),
         })
     }
@@ -143,7 +149,7 @@ impl Node {
         }
     }
 
-    /// A listener call ended; the lane whose turn it is goes on.
+    /// A listener call ended; the lanes whose turn it is go on. One that has nothing left to do passes its turn on.
     pub(crate) fn give_worker_back(&self) {
         self.workers.give_back();
         while let Some(lane) = self.workers.next_turn() {
@@ -167,16 +173,32 @@ impl Node {
                 tokio::time::sleep(PANIC_PAUSE).await;
             }
         });
+        let abort = task.abort_handle();
         let mut tasks = self.tasks.lock();
         tasks.retain(|task| !task.is_finished());
-        tasks.push(task.abort_handle());
-        task.abort_handle()
+        tasks.push(task);
+        abort
     }
 
-    pub(crate) fn abort_loops(&self) {
-        for task in self.tasks.lock().drain(..) {
-            task.abort();
+    /// Leave to make requests that must not reach the server after the last ones of this bus, such as an announcement
+    /// after its withdrawal. `None` once the bus is about to make those; it waits for what has leave.
+    pub(crate) async fn unfinished(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let leave = self.unfinished.read().await;
+        (self.life.phase() < Phase::Interrupting).then_some(leave)
+    }
+
+    /// Ends the background loops, those last whose requests are under way.
+    pub(crate) async fn end_loops(&self) {
+        let finished = async {
+            drop(self.unfinished.write().await);
+            Ok(())
+        };
+        if let Err(error) = self.leaving(FINISH_LIMIT, finished).await {
+            tracing::debug!(self.me, %error, "requests are still under way; they are left to themselves");
         }
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.iter().for_each(JoinHandle::abort);
+        futures_util::future::join_all(tasks).await;
     }
 
     /// Repeats a call that fails for a passing reason, for at most `limit`, until the bus stops.
@@ -247,6 +269,10 @@ impl Node {
         let is_known = |at: &Instant| collection == self.mailbox || clock::since(*at) < INDEXED_MEMORY;
         if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
+        }
+        let leave = if collection == self.mailbox { self.unfinished().await } else { None };
+        if collection == self.mailbox && leave.is_none() {
+            return; // it may be dropped, and would be made anew
         }
         // Asking first costs one call; creating what is there would cost one for each index.
         let existing = self.backend.indexes(collection).await.unwrap_or_default();

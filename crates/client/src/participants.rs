@@ -69,7 +69,8 @@ pub(crate) async fn withdraw(node: &Node) {
 
 async fn beat(node: Arc<Node>, started_at: i64, mut known: HashSet<String>) {
     let mut twin = false;
-    while node.life.sleep_unless(Phase::Stopped, node.settings.heartbeat_interval).await {
+    while node.life.sleep_unless(Phase::Interrupting, node.settings.heartbeat_interval).await {
+        let Some(_leave) = node.unfinished().await else { return };
         let round = async {
             let all = list(&node).await?;
             announce(&node, started_at).await?;

@@ -125,6 +125,7 @@ impl Lane {
     /// Waits until nothing stays any more, or the bus stops.
     async fn let_go_in_time(self: Arc<Self>) {
         while self.node.life.sleep_unless(Phase::Interrupting, TICK).await {
+            let Some(_leave) = self.node.unfinished().await else { return };
             loop {
                 let due = self.kept.lock().due(clock::now());
                 if due.is_empty() {

@@ -94,15 +94,17 @@ struct State {
     specs: HashMap<String, Vec<Document>>,
     /// Events that streams are not shown yet, with their collections.
     held: Option<Vec<(String, Document)>>,
+    /// The next such call is on its way, and takes effect late, whether or not its caller still waits for it.
+    late_call: Option<(&'static str, String, Arc<Notify>)>,
     /// The next find that finds this document brings it late.
     late_find: Option<(Bson, Arc<Notify>)>,
     /// The latest events with their numbers, once somebody wants streams that can be resumed.
     history: Option<VecDeque<Document>>,
     last_event: i64,
-}
-
     /// How every resumption fails, once it is to.
     resuming: Option<BackendErrorKind>,
+}
+
 /// Events kept for streams that resume.
 const HISTORY_MAX: usize = 10_000;
 
@@ -258,6 +260,24 @@ impl Fake {
         told
     }
 
+    /// The next such call takes effect when the caller says so, also if nobody waits for its reply any more.
+    pub fn delay(&self, call: &'static str, collection: &str) -> Arc<Notify> {
+        let arrives = Arc::new(Notify::new());
+        self.state.lock().late_call = Some((call, collection.to_owned(), arrives.clone()));
+        arrives
+    }
+
+    /// Whether that call has been made.
+    pub fn has_delayed(&self) -> bool {
+        self.state.lock().late_call.is_none()
+    }
+
+    /// When the next such call is to take effect, if it is to be late.
+    fn delayed(&self, call: &'static str, collection: &str) -> Option<Arc<Notify>> {
+        let due = |(name, of, _): &mut (&str, String, _)| *name == call && of == collection;
+        self.state.lock().late_call.take_if(due).map(|(_, _, arrives)| arrives)
+    }
+
     /// Whether that find has been made.
     pub fn has_found(&self) -> bool {
         self.state.lock().late_find.is_none()
@@ -287,6 +307,11 @@ impl Fake {
         self.state.lock().history = Some(VecDeque::new());
     }
 
+    /// From now on no stream can be resumed: the server does not take the tokens it once gave.
+    pub fn refuse_tokens(&self, kind: BackendErrorKind) {
+        self.state.lock().resuming = Some(kind);
+    }
+
     /// Removes what is past its life, as the server does once a minute.
     pub fn expire(&self, now_ms: i64) {
         let mut state = self.state.lock();
@@ -307,11 +332,6 @@ impl Fake {
 
     /// How often a call was made, on any collection.
     pub fn all_calls(&self, call: &str) -> usize {
-    /// From now on no stream can be resumed: the server does not take the tokens it once gave.
-    pub fn refuse_tokens(&self, kind: BackendErrorKind) {
-        self.state.lock().resuming = Some(kind);
-    }
-
         let state = self.state.lock();
         state
             .calls
@@ -484,6 +504,18 @@ impl State {
     }
 }
 
+/// A request that has been sent: dropping its future does not take it back.
+fn underway<T: Send + 'static>(
+    arrives: Arc<Notify>,
+    call: impl Future<Output = BackendResult<T>> + Send + 'static,
+) -> BoxFuture<'static, BackendResult<T>> {
+    let request = tokio::spawn(async move {
+        arrives.notified().await;
+        call.await
+    });
+    async { request.await.expect("it does not panic") }.boxed()
+}
+
 /// Whether a stream shows an event.
 fn passes(watched: Option<&str>, pipeline: &[Document], event: &Document) -> bool {
     let in_scope = |name| event.get_document("ns").unwrap().get_str("coll").unwrap() == name;
@@ -547,6 +579,13 @@ impl Backend for Fake {
         update: Document,
         upsert: bool,
     ) -> BoxFuture<'a, BackendResult<Updated>> {
+        if let Some(arrives) = self.delayed("update", collection) {
+            let (fake, collection) = (self.clone(), collection.to_owned());
+            return underway(
+                arrives,
+                async move { fake.update_one(&collection, filter, update, upsert).await },
+            );
+        }
         self.call("update", collection, |state| {
             let updated = state.update(collection, &filter, &update)?;
             if upsert && updated.matched == 0 {
@@ -594,6 +633,10 @@ impl Backend for Fake {
         collection: &'a str,
         index: &'a rockdove::backend::IndexDefinition,
     ) -> BoxFuture<'a, BackendResult<()>> {
+        if let Some(arrives) = self.delayed("index", collection) {
+            let (fake, collection, index) = (self.clone(), collection.to_owned(), index.clone());
+            return underway(arrives, async move { fake.create_index(&collection, &index).await });
+        }
         self.call("index", collection, |state| {
             state.collections.entry(collection.to_owned()).or_default();
             let specs = state.specs.entry(collection.to_owned()).or_default();
@@ -620,6 +663,9 @@ impl Backend for Fake {
         self.call("watch", &collection.clone().unwrap_or_default(), |state| {
             let (sender, receiver) = mpsc::unbounded_channel();
             let mut token = state.history.as_ref().map(|_| state.last_event);
+            if let (Some(kind), Some(_)) = (state.resuming, &watch.resume_after) {
+                return Err(BackendError::new(kind, "no token of this server"));
+            }
             if let (Some(history), Some(after)) = (&state.history, watch.resume_after) {
                 let after = after.as_i64().expect("a token of ours");
                 if history.len() < usize::try_from(state.last_event - after).unwrap() {
@@ -663,9 +709,6 @@ impl Backend for Fake {
         doc! {"backend": "fake"}
     }
 }
-            if let (Some(kind), Some(_)) = (state.resuming, &watch.resume_after) {
-                return Err(BackendError::new(kind, "no token of this server"));
-            }
 
 /// The events, and the number of the last one.
 struct FakeFeed(mpsc::UnboundedReceiver<BackendResult<Document>>, Option<i64>);

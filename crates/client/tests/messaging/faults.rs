@@ -421,6 +421,39 @@ in_every_layout! {
         assert_eq!(b.subscribe("t", |_| async { Ok(()) }).await.unwrap_err(), SubscribeError::ShuttingDown);
     }
 
+    async fn a_shutdown_nobody_waits_for_goes_on(fake) {
+        let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+        let started = Arc::new(Notify::new());
+        let signal = started.clone();
+        b.subscribe("t", move |_| {
+            signal.notify_one();
+            std::future::pending::<Result<(), HandlerError>>()
+        })
+        .await
+        .unwrap();
+        in_time("ready", b.ready()).await;
+        a.publish(Message::new("t")).await.unwrap();
+        in_time("started", started.notified()).await;
+        assert!(tokio::time::timeout(Duration::from_millis(50), b.shutdown()).await.is_err());
+        in_time("shutdown", b.shutdown()).await;
+        assert_eq!(fake.all("msg_participants").len(), 1, "withdrawn");
+    }
+
+    async fn no_heartbeat_follows_the_withdrawal(fake) {
+        let settings = Settings { heartbeat_interval: Duration::from_millis(20), ..fake.connect("a").await.settings().clone() };
+        let b = fake.bus_with(Settings { sender_id: Some("b".into()), ..settings }).connect().await.unwrap();
+        let arrives = fake.delay("update", "msg_participants");
+        eventually("a heartbeat is under way", || fake.has_delayed()).await;
+        let stop = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            arrives.notify_one();
+        };
+        in_time("shutdown", async { tokio::join!(b.shutdown(), stop) }).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let announced = fake.all("msg_participants");
+        assert!(announced.iter().all(|one| one.get_str("_id").unwrap() != "b"), "{announced:?}");
+    }
+
     async fn shutdown_wakes_waiting_callers(fake) {
         let a = fake.connect("a").await;
         let wait_first = a.request_first(Message::new("q"), Duration::from_secs(60));

@@ -246,6 +246,22 @@ async fn a_mailbox_is_made_at_the_start_and_dropped_at_the_end() {
     assert!(fake.has_collection("msg_dm_a"), "another node's");
 }
 
+/// An index that is made after the drop would make the mailbox anew.
+#[tokio::test]
+async fn no_index_is_made_in_a_mailbox_that_was_dropped() {
+    let fake = dual();
+    let arrives = fake.delay("index", "msg_dm_b");
+    let b = fake.connect("b").await;
+    eventually("an index is being made", || fake.has_delayed()).await;
+    let stop = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        arrives.notify_one();
+    };
+    in_time("shutdown", async { tokio::join!(b.shutdown(), stop) }).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!fake.has_collection("msg_dm_b"));
+}
+
 #[tokio::test]
 async fn a_mailbox_with_unread_messages_stays() {
     let fake = dual();
@@ -379,33 +395,6 @@ async fn the_sweep_drops_orphans_only() {
     a.shutdown().await;
 }
 
-/// A Standard node's request reaches a DualChannel node, and the answers of Standard nodes reach it.
-#[tokio::test]
-async fn a_dual_channel_node_hears_standard_nodes() {
-    let fake = dual();
-    let standard = Settings { layout: Layout::Standard, ..fake.connect("x").await.settings().clone() };
-    let standard = Settings { sender_id: Some("std".into()), ..standard };
-    let (d, s) = (fake.connect("d").await, fake.bus_with(standard).connect().await.unwrap());
-    for bus in [&d, &s] {
-        bus.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
-        in_time("ready", bus.ready()).await;
-    }
-    // Java's Standard nodes write answers where broadcasts are; so does ours.
-    let answer = d.request_first(Message::new("q").exclusive(false), SECONDS).await.unwrap();
-    assert_eq!(answer.sender, "std");
-    let heard = s.publish(Message::new("q").to("d")).await.unwrap();
-    eventually("directed to it by a Standard node", || fake.message(&heard).processed_by == ["d"]).await;
-}
-
-#[tokio::test]
-async fn an_index_under_another_name_is_no_fault() {
-    let fake = Fake::of(Layout::Standard);
-    fake.store_index("msg", doc! {"key": {"delete_at": 1}, "name": "ttl_index", "expireAfterSeconds": 0});
-    let a = fake.connect("a").await;
-    eventually("the others are made", || fake.has_index("msg", "timestamp_1")).await;
-    a.publish(Message::new("t")).await.unwrap();
-    assert!(!fake.has_index("msg", "delete_at_1"));
-}
 /// A node that has had the time to sweep up several times.
 async fn after_rounds(fake: &Fake, queue: &str) -> rockdove::Bus {
     let settings = fake.connect("template").await.settings().clone();
@@ -444,3 +433,30 @@ async fn a_queue_is_not_taken_for_an_orphan() {
     in_time("shutdown", a.shutdown()).await;
 }
 
+/// A Standard node's request reaches a DualChannel node, and the answers of Standard nodes reach it.
+#[tokio::test]
+async fn a_dual_channel_node_hears_standard_nodes() {
+    let fake = dual();
+    let standard = Settings { layout: Layout::Standard, ..fake.connect("x").await.settings().clone() };
+    let standard = Settings { sender_id: Some("std".into()), ..standard };
+    let (d, s) = (fake.connect("d").await, fake.bus_with(standard).connect().await.unwrap());
+    for bus in [&d, &s] {
+        bus.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
+        in_time("ready", bus.ready()).await;
+    }
+    // Java's Standard nodes write answers where broadcasts are; so does ours.
+    let answer = d.request_first(Message::new("q").exclusive(false), SECONDS).await.unwrap();
+    assert_eq!(answer.sender, "std");
+    let heard = s.publish(Message::new("q").to("d")).await.unwrap();
+    eventually("directed to it by a Standard node", || fake.message(&heard).processed_by == ["d"]).await;
+}
+
+#[tokio::test]
+async fn an_index_under_another_name_is_no_fault() {
+    let fake = Fake::of(Layout::Standard);
+    fake.store_index("msg", doc! {"key": {"delete_at": 1}, "name": "ttl_index", "expireAfterSeconds": 0});
+    let a = fake.connect("a").await;
+    eventually("the others are made", || fake.has_index("msg", "timestamp_1")).await;
+    a.publish(Message::new("t")).await.unwrap();
+    assert!(!fake.has_index("msg", "delete_at_1"));
+}
