@@ -36,7 +36,13 @@ pub(crate) async fn join(node: &Arc<Node>) -> Result<(), ConnectError> {
         announce(node, started_at).await?;
         list(node).await
     });
-    let others = announced.await.map_err(ConnectError::Backend)?;
+    let others = match announced.await {
+        Ok(others) => others,
+        Err(error) => {
+            withdraw(node).await; // it may be announced
+            return Err(ConnectError::Backend(error));
+        }
+    };
     let mut known = HashSet::new();
     for other in mismatched(node, &others) {
         if node.settings.implementation_check == ImplementationCheck::Throw {

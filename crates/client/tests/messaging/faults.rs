@@ -454,6 +454,12 @@ in_every_layout! {
         assert!(announced.iter().all(|one| one.get_str("_id").unwrap() != "b"), "{announced:?}");
     }
 
+    async fn a_join_that_fails_leaves_no_announcement(fake) {
+        fake.fail(Fault { kind: Other, ..fault("update", "msg_participants", true) });
+        assert!(matches!(fake.bus("a").connect().await, Err(ConnectError::Backend(_))));
+        assert!(fake.all("msg_participants").is_empty());
+    }
+
     async fn shutdown_wakes_waiting_callers(fake) {
         let a = fake.connect("a").await;
         let wait_first = a.request_first(Message::new("q"), Duration::from_secs(60));
