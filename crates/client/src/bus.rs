@@ -413,7 +413,8 @@ impl BusBuilder {
         self
     }
 
-    /// A bus that only sends: it opens no stream, polls nothing, and does not announce itself.
+    /// A bus that only sends: it opens no stream, polls nothing, and does not announce itself. It looks once for
+    /// participants of another layout ([`Settings::implementation_check`]), and makes no registry checks.
     pub fn send_only(mut self) -> Self {
         self.send_only = true;
         self
@@ -468,7 +469,10 @@ impl BusBuilder {
             node.clock = clock;
         }
         let node = Arc::new(node);
-        if !node.send_only {
+        if node.send_only {
+            participants::look(&node).await?;
+            registry::warn_if_unchecked(&node);
+        } else {
             start(&node).await?;
         }
         Ok(Bus { node })

@@ -36,17 +36,33 @@ pub(crate) async fn join(node: &Arc<Node>) -> Result<(), ConnectError> {
         announce(node, started_at).await?;
         list(node).await
     });
-    let others = match announced.await {
-        Ok(others) => others,
+    let known = announced.await.map_err(ConnectError::Backend).and_then(|others| judge(node, &others));
+    let known = match known {
+        Ok(known) => known,
         Err(error) => {
-            withdraw(node).await; // it may be announced
-            return Err(ConnectError::Backend(error));
+            withdraw(node).await; // it may be announced, whatever failed
+            return Err(error);
         }
     };
+    let beating = node.clone();
+    node.spawn_loop("participant heartbeat", move || beat(beating.clone(), started_at, known.clone()));
+    Ok(())
+}
+
+/// Checks the others, for a bus that only sends: it does not announce itself, and looks once.
+pub(crate) async fn look(node: &Node) -> Result<(), ConnectError> {
+    if node.settings.implementation_check == ImplementationCheck::Ignore {
+        return Ok(());
+    }
+    let others = node.retry(CALL_RETRIES, || list(node)).await.map_err(ConnectError::Backend)?;
+    judge(node, &others).map(drop)
+}
+
+/// Refuses, or warns of, participants of another layout; their ids.
+fn judge(node: &Node, others: &[Participant]) -> Result<HashSet<String>, ConnectError> {
     let mut known = HashSet::new();
-    for other in mismatched(node, &others) {
+    for other in mismatched(node, others) {
         if node.settings.implementation_check == ImplementationCheck::Throw {
-            withdraw(node).await;
             return Err(ConnectError::ImplementationMismatch {
                 participant: other.id.clone(),
                 theirs: other.implementation.to_string(),
@@ -56,9 +72,7 @@ pub(crate) async fn join(node: &Arc<Node>) -> Result<(), ConnectError> {
         warn(node, other);
         known.insert(other.id.clone());
     }
-    let beating = node.clone();
-    node.spawn_loop("participant heartbeat", move || beat(beating.clone(), started_at, known.clone()));
-    Ok(())
+    Ok(known)
 }
 
 /// Takes the announcement back.

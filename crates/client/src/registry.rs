@@ -225,6 +225,15 @@ pub(crate) async fn withdraw(node: &Node, age: Duration) -> BackendResult<()> {
     Ok(())
 }
 
+/// Says that a bus makes no checks although its settings ask for them: one that only sends hears no answers.
+pub(crate) fn warn_if_unchecked(node: &Node) {
+    let settings = &node.settings;
+    let checks = [settings.registry_check_topics, settings.registry_check_recipients];
+    if settings.registry && checks.iter().any(|check| *check != RegistryCheck::Ignore) {
+        tracing::warn!(node.me, "a bus that only sends knows no other nodes; its messages are not checked");
+    }
+}
+
 /// Checks that somebody would receive the message, as the settings say.
 pub(crate) async fn check(node: &Node, message: &Message) -> Result<(), SendError> {
     let settings = &node.settings;

@@ -739,6 +739,43 @@ impl Feed for FakeFeed {
     }
 }
 
+/// What is warned of on this thread, as long as this lives.
+pub struct Warnings {
+    text: Arc<Mutex<Vec<u8>>>,
+    _listening: tracing::subscriber::DefaultGuard,
+}
+
+impl Warnings {
+    pub fn listen() -> Self {
+        let text: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let written = text.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .with_writer(move || Written(written.clone()))
+            .finish();
+        Self { text, _listening: tracing::subscriber::set_default(subscriber) }
+    }
+
+    /// How many contain `what`.
+    pub fn of(&self, what: &str) -> usize {
+        String::from_utf8_lossy(&self.text.lock()).lines().filter(|line| line.contains(what)).count()
+    }
+}
+
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Written {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Waits until `condition` holds.
 pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let wait = async {

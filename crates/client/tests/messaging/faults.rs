@@ -1,11 +1,11 @@
 //! What happens when the network, the server, other nodes or our own end come in between.
 
-use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
+use crate::fake::{Fake, Fault, Warnings, eventually, in_every_layout, in_time};
 use bson::doc;
 use rockdove::backend::BackendErrorKind::{self, HistoryLost, NotAcknowledged, Other, Transient};
 use rockdove::{
     ConnectError, HandlerError, Implementation, ImplementationCheck, Layout, Message, MessageId,
-    RequestError, SendError, SendOptions, Settings, SubscribeError,
+    RegistryCheck, RequestError, SendError, SendOptions, Settings, SubscribeError,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -497,6 +497,48 @@ in_every_layout! {
         let late = fake.bus_with(strict).connect().await.unwrap();
         in_time("shutdown", async { tokio::join!(late.shutdown(), a.shutdown()) }).await;
         assert_eq!(fake.all("msg_participants").len(), 1);
+    }
+
+    async fn who_checks_is_warned_once_of_each_participant_of_another_layout(fake) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        let foreign = |id: &str| doc! {"_id": id, "implementation": fake.foreign().implementation(), "last_seen": now};
+        let warnings = Warnings::listen();
+        let settings = Settings {
+            heartbeat_interval: Duration::from_millis(20),
+            layout: fake.layout,
+            sender_id: Some("a".into()),
+            ..Settings::default()
+        };
+        fake.store("msg_participants", foreign("early"));
+        let a = fake.bus_with(settings).connect().await.unwrap();
+        assert_eq!(warnings.of("a participant of another layout"), 1);
+        fake.store("msg_participants", foreign("late"));
+        eventually("warned of the late one", || warnings.of("another layout: messages get lost participant=\"late\"") == 1).await;
+        let beats = fake.calls("update", "msg_participants");
+        eventually("more looks", || fake.calls("update", "msg_participants") > beats + 2).await;
+        assert_eq!((warnings.of("\"early\""), warnings.of("\"late\"")), (1, 1));
+        a.shutdown().await;
+    }
+
+    async fn a_bus_that_only_sends_checks_the_layout_too(fake) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        let foreign = doc! {"_id": "java-1", "implementation": fake.foreign().implementation(), "last_seen": now};
+        fake.store("msg_participants", foreign);
+        let of = |implementation_check| {
+            let checks = RegistryCheck::Warn;
+            let settings = Settings { registry: true, registry_check_topics: checks, ..Settings::default() };
+            let settings = Settings { implementation_check, layout: fake.layout, ..settings };
+            fake.bus_with(settings).send_only().connect()
+        };
+        let warnings = Warnings::listen();
+        let warned = |warnings: &Warnings| (warnings.of("another layout"), warnings.of("are not checked"));
+        of(ImplementationCheck::Ignore).await.unwrap();
+        assert_eq!(warned(&warnings), (0, 1));
+        of(ImplementationCheck::Warn).await.unwrap();
+        assert_eq!(warned(&warnings), (1, 2));
+        let refused = of(ImplementationCheck::Throw).await;
+        assert!(matches!(refused, Err(ConnectError::ImplementationMismatch { .. })), "{refused:?}");
+        assert_eq!(fake.all("msg_participants").len(), 1, "it does not announce itself");
     }
 
     async fn heartbeats_refresh_and_prune(fake) {
