@@ -5,10 +5,12 @@
 //! types are whatever the nodes agree on; Java uses class names.
 //!
 //! A cache never shows what it was told to forget: what a load read before the news and brings after it is not kept.
+//! After an outage so long that news may have expired unheard, it forgets all.
 
 use crate::bus::Bus;
 use crate::error::{SendError, SubscribeError};
 use crate::listen::{Delivery, HandlerError, SubscribeOptions, Subscription};
+use crate::trouble::LONG;
 use bson::Bson;
 use parking_lot::{Mutex, RwLock};
 use rockdove_messages::Message;
@@ -16,6 +18,8 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
 /// The topic of news about a whole type.
 const TYPE_TOPIC: &str = "cacheSyncType";
@@ -27,6 +31,8 @@ const CONFIRMED_TOPIC: &str = "clearCacheAnswer";
 const ALL: &str = "ALL";
 /// How long the news live.
 const TTL: Duration = Duration::from_secs(30);
+// News may have expired unheard in an outage that counts as long; it may have begun so much before it was noticed.
+const _: () = assert!(LONG.as_secs() * 2 <= TTL.as_secs());
 
 /// What a cache is to forget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +53,8 @@ type Veto = Box<dyn Fn(&Message) -> bool + Send + Sync>;
 
 struct Inner {
     bus: Bus,
-    targets: RwLock<HashMap<String, Weak<dyn CacheTarget>>>,
+    /// By type. Those that are gone go with the next registration.
+    targets: RwLock<HashMap<String, Vec<Weak<dyn CacheTarget>>>>,
     confirm: bool,
     may_send: Option<Veto>,
     may_clear: Option<Veto>,
@@ -67,6 +74,8 @@ struct Inner {
 pub struct CacheSync {
     inner: Arc<Inner>,
     subscriptions: Vec<Subscription>,
+    /// Clears the caches after long outages.
+    clearing: AbortHandle,
 }
 
 /// A cache synchronizer in the making.
@@ -106,7 +115,10 @@ impl CacheSyncBuilder {
             };
             subscriptions.push(inner.bus.subscribe_with(topic, options, hear).await?);
         }
-        Ok(CacheSync { inner, subscriptions })
+        let node = inner.bus.node();
+        let clear = clear_after_outages(Arc::downgrade(&inner), node.troubles.long_ones());
+        let clearing = node.runtime.spawn(clear).abort_handle();
+        Ok(CacheSync { inner, subscriptions, clearing })
     }
 }
 
@@ -131,11 +143,14 @@ impl CacheSync {
         Cache { type_name: type_name.to_owned(), store, sync: self.inner.clone() }
     }
 
-    /// Lets an application's own cache hear the news about a type, as long as it lives. One cache per type.
+    /// Lets an application's own cache hear the news about a type, as long as it lives.
     pub fn register(&self, type_name: &str, target: &Arc<dyn CacheTarget>) {
         let mut targets = self.inner.targets.write();
-        targets.retain(|_, target| target.strong_count() > 0);
-        targets.insert(type_name.to_owned(), Arc::downgrade(target));
+        targets.retain(|_, of_type| {
+            of_type.retain(|target| target.strong_count() > 0);
+            !of_type.is_empty()
+        });
+        targets.entry(type_name.to_owned()).or_default().push(Arc::downgrade(target));
     }
 
     /// Clears a type, here and on every other node.
@@ -161,6 +176,7 @@ impl CacheSync {
 
     /// Stops listening. Caches go on for this node alone.
     pub fn detach(self) {
+        self.clearing.abort();
         self.subscriptions.into_iter().for_each(Subscription::cancel);
     }
 }
@@ -220,11 +236,20 @@ impl Inner {
         let targets: Vec<_> = {
             let all = self.targets.read();
             let meant = all.iter().filter(|(name, _)| type_name == ALL || *name == type_name);
-            meant.filter_map(|(_, target)| target.upgrade()).collect()
+            meant.flat_map(|(_, of_type)| of_type).filter_map(Weak::upgrade).collect()
         };
         let what = ids.map_or(Clearing::All, Clearing::Ids);
         targets.iter().for_each(|target| target.clear(what));
         !targets.is_empty()
+    }
+}
+
+/// Runs until the synchronizer or its bus is gone.
+async fn clear_after_outages(inner: Weak<Inner>, mut long: watch::Receiver<u64>) {
+    while long.changed().await.is_ok() {
+        let Some(inner) = inner.upgrade() else { return };
+        tracing::info!("caches are cleared: news may have been missed in an outage");
+        inner.clear(ALL, None);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The cache synchronizer between nodes, and with the messages of Java nodes.
 
-use crate::fake::{Fake, eventually, in_every_layout, in_time};
+use crate::fake::{Fake, Fault, eventually, in_every_layout, in_time};
 use bson::{Document, doc};
-use rockdove::{CacheSync, Layout, Message, MessageId};
+use rockdove::backend::BackendErrorKind;
+use rockdove::{Cache, CacheSync, Layout, Message, MessageId};
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -86,5 +87,39 @@ in_every_layout! {
         let silent = CacheSync::builder(&a).may_send(|_| false).attach().await.unwrap();
         silent.clear_all("kept to oneself").await.unwrap();
         assert_eq!(fake.messages().iter().filter(|m| m.get_str("value").is_ok_and(|v| v == "ALL")).count(), 0);
+    }
+}
+
+#[tokio::test]
+async fn all_caches_of_a_type_hear_the_news() {
+    let fake = Fake::of(Layout::Standard);
+    let (a, b) = (fake.connect("a").await, fake.connect("b").await);
+    let (here, there) = (CacheSync::builder(&a), CacheSync::builder(&b).attach().await.unwrap());
+    in_time("ready", b.ready()).await;
+    let caches = [there.cache::<u32>("T", 10), there.cache::<u32>("T", 10)];
+    for cache in &caches {
+        cache.get_or_load("1", || async { Ok::<_, Infallible>(7) }).await.unwrap();
+    }
+    here.attach().await.unwrap().clear_type("T", "manual").await.unwrap();
+    eventually("cleared", || caches.iter().all(Cache::is_empty)).await;
+}
+
+/// News live for half a minute: who could not hear them for that long knows nothing.
+#[tokio::test(start_paused = true)]
+async fn caches_are_cleared_after_a_long_outage() {
+    for (outage, kept) in [(5, 1), (40, 0)] {
+        let fake = Fake::of(Layout::Standard);
+        let b = fake.connect("b").await;
+        let sync = CacheSync::builder(&b).attach().await.unwrap();
+        in_time("ready", b.ready()).await;
+        let cache = sync.cache::<u32>("T", 10);
+        cache.get_or_load("1", || async { Ok::<_, Infallible>(7) }).await.unwrap();
+        let (call, collection, kind) = ("watch", fake.stream(), BackendErrorKind::Transient);
+        for _ in 0..outage {
+            fake.fail(Fault { call, collection: collection.clone(), kind, applied: false });
+        }
+        fake.break_streams(kind);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!((fake.faults_left(), cache.len()), (0, kept), "{outage} s");
     }
 }
