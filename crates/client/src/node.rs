@@ -266,7 +266,9 @@ impl Node {
     /// A failure is reported, not fatal: messages flow without indexes, only slower, and without expiry.
     /// After a passing failure the next use of the collection tries again.
     async fn index(&self, collection: &str, indexes: Vec<IndexDefinition>) {
-        let is_known = |at: &Instant| collection == self.mailbox || clock::since(*at) < INDEXED_MEMORY;
+        // The stream over the mailbox tells when that is dropped.
+        let followed = collection == self.mailbox && self.settings.use_change_stream;
+        let is_known = |at: &Instant| followed || clock::since(*at) < INDEXED_MEMORY;
         if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
         }

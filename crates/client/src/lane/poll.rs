@@ -23,6 +23,10 @@ impl Lane {
         while self.node.life.phase() < Phase::Interrupting {
             let wait = self.core.lock().poll_wait(clock::now()).min(tick);
             if wait.is_zero() {
+                if !self.node.settings.use_change_stream && self.collection == self.node.mailbox {
+                    // Some nodes drop collections they take for orphans, and no stream tells.
+                    self.node.index_messages(&self.collection).await;
+                }
                 self.poll().await;
                 self.pump();
             } else {

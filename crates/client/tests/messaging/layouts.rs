@@ -262,6 +262,23 @@ async fn no_index_is_made_in_a_mailbox_that_was_dropped() {
     assert!(!fake.has_collection("msg_dm_b"));
 }
 
+/// Java nodes may take an empty mailbox for an orphan's. Without streams nobody hears of it.
+#[tokio::test(start_paused = true)]
+async fn a_mailbox_that_is_dropped_gets_its_indexes_again() {
+    for streams in [true, false] {
+        let fake = dual();
+        fake.keep_history();
+        let settings = Settings { layout: fake.layout, use_change_stream: streams, ..Settings::default() };
+        let b = fake.bus_with(Settings { sender_id: Some("b".into()), ..settings }).connect().await.unwrap();
+        in_time("ready", b.ready()).await;
+        fake.drop_collection("msg_dm_b").await.unwrap();
+        fake.break_streams(BackendErrorKind::HistoryLost);
+        tokio::time::sleep(Duration::from_secs(6 * 60)).await;
+        assert!(fake.has_index("msg_dm_b", "delete_at_1"), "streams {streams}");
+        in_time("shutdown", b.shutdown()).await;
+    }
+}
+
 #[tokio::test]
 async fn a_mailbox_with_unread_messages_stays() {
     let fake = dual();
