@@ -57,10 +57,14 @@ impl Layout {
 impl FromStr for Layout {
     type Err = UnknownLayout;
 
-    /// Reads a layout by either of its names: [`name`](Self::name) or [`implementation`](Self::implementation).
+    /// Reads a layout by either of its names, [`name`](Self::name) or [`implementation`](Self::implementation), the latter
+    /// also without `Messaging`.
     fn from_str(name: &str) -> Result<Self, UnknownLayout> {
-        let by_name = Self::ALL.into_iter().find(|layout| layout.name() == name);
-        by_name.or_else(|| Self::from_implementation(name)).ok_or_else(|| UnknownLayout(name.to_owned()))
+        let is_called = |layout: &Self| {
+            let short = layout.implementation().strip_suffix("Messaging");
+            layout.name() == name || layout.implementation() == name || short == Some(name)
+        };
+        Self::ALL.into_iter().find(is_called).ok_or_else(|| UnknownLayout(name.to_owned()))
     }
 }
 
@@ -253,7 +257,14 @@ mod tests {
             assert_eq!(layout.name().parse(), Ok(layout));
             assert_eq!(layout.implementation().parse(), Ok(layout));
         }
-        assert_eq!("Standard".parse::<Layout>(), Err(UnknownLayout("Standard".into())));
+        for (short, layout) in [
+            ("Standard", Layout::Standard),
+            ("MultiCollection", Layout::MultiCollection),
+            ("DualChannel", Layout::DualChannel),
+        ] {
+            assert_eq!(short.parse(), Ok(layout));
+        }
+        assert_eq!("Messaging".parse::<Layout>(), Err(UnknownLayout("Messaging".into())));
         assert!(Names::new(Layout::Standard, "a$b").is_err());
     }
 
