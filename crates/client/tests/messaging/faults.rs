@@ -353,20 +353,23 @@ in_every_layout! {
         }
     }
 
+    // That of locks announces no messages: no poll shows that it is silent.
     async fn silent_streams_are_noticed(fake) {
-        let a = fake.connect("a").await;
         let (_b, count) = counting(&fake, "b").await;
-        let opened = fake.calls("watch", &fake.stream());
+        let mailbox = fake.names().directed("b").unwrap();
+        let watched = || (fake.calls("watch", &fake.stream()), fake.calls("watch", &mailbox));
+        let opened = watched();
         fake.silence_streams();
         // The watchdog counts only what the stream had two seconds to announce.
-        let mut message = doc! {"topic": "t", "sender": "x", "recipients": null, "processed_by": []};
         let sent = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
         tokio::time::sleep(Duration::from_millis(2200)).await;
-        message.extend(doc! {"_id": MessageId::generate().to_bson(), "timestamp": sent + 100});
-        fake.store(&fake.topic(), message);
-        eventually("polled", || count.load(Ordering::SeqCst) == 1).await;
-        eventually("opened anew", || fake.calls("watch", &fake.stream()) > opened).await;
-        drop(a);
+        for (collection, recipients) in [(fake.topic(), None), (mailbox.clone(), Some(vec!["b"]))] {
+            let id = MessageId::generate().to_bson();
+            fake.store(&collection, doc! {"_id": id, "topic": "t", "sender": "x", "recipients": recipients,
+                "processed_by": [], "timestamp": sent + 100});
+        }
+        eventually("polled", || count.load(Ordering::SeqCst) == 2).await;
+        eventually("opened anew", || watched().0 > opened.0 && watched().1 > opened.1).await;
     }
 
     async fn a_failing_poll_is_repeated(fake) {
