@@ -326,6 +326,18 @@ fn commands_work(server: &Server, more: &[&str]) {
 }
 
 #[test]
+fn who_sends_where_nobody_of_its_layout_is_gets_told() {
+    let server = Server::start();
+    let (_sub, _) = server.start_lines(&["sub", "t", "--layout", "multi-collection", "--sender-id", "n1"]);
+    let others = || String::from_utf8_lossy(&server.run(&["pub", "t", "x"]).stderr).into_owned();
+    until("told", || {
+        others().contains("a participant of another layout: messages get lost participant=\"n1\"")
+    });
+    let same = server.run(&["pub", "t", "x", "--layout", "multi-collection"]);
+    assert_eq!((same.status.code(), String::from_utf8_lossy(&same.stderr).as_ref()), (Some(0), ""));
+}
+
+#[test]
 fn the_doctor_says_what_is_wrong() {
     let server = Server::start();
     let empty = server.run(&["doctor"]);
