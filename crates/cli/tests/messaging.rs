@@ -2,7 +2,9 @@
 
 use bson::doc;
 use rockdove::backend::{Backend, Durability, Find};
-use rockdove::{Bus, ConnectError, DriverBackend, Layout, Level, Message, MessageId, SendError, SendOptions};
+use rockdove::{
+    Bus, ConnectError, DriverBackend, Layout, Level, Message, MessageId, RequestError, SendError, SendOptions,
+};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -1249,6 +1251,58 @@ in_every_layout! {
         assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
         proxy.cut(true);
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
+        sender.shutdown().await;
+        worker.shutdown().await;
+    }
+
+    // The network stands still for longer than a caller waits: it is told in time, and afterwards all goes on.
+    async fn a_frozen_network_holds_no_caller_up(layout) {
+        const MESSAGES: usize = 30;
+        let server = Server::start();
+        let proxy = Proxy::start(server.port).await;
+        let sender = server.bus(layout, "sender").await;
+        sender.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
+        let uri = server.uri.replace(&server.port.to_string(), &proxy.port.to_string());
+        let worker = Bus::builder(uri).layout(layout).sender_id("worker").connect().await.unwrap();
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = heard.clone();
+        worker
+            .subscribe("work", move |message| {
+                noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
+                async { Ok(()) }
+            })
+            .await
+            .unwrap();
+        sender.ready().await;
+        worker.ready().await;
+        let ask = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let start = Instant::now();
+            let answer = worker.request_first(Message::new("q"), Duration::from_secs(2)).await;
+            assert!(matches!(answer, Err(RequestError::Timeout)), "{answer:?}");
+            let time = start.elapsed().as_secs_f64();
+            assert!((1.9..4.0).contains(&time), "{time} s");
+        };
+        let send = async {
+            for n in 0..MESSAGES {
+                let message = Message::new("work").value(n.to_string()).exclusive(n % 3 == 0).never_expires();
+                sender.publish(if n % 3 == 1 { message.to("worker") } else { message }).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::join!(proxy.freeze(Duration::from_secs(6)), ask, send);
+        let count = || heard.lock().unwrap().len();
+        eventually("all heard", async || count() >= MESSAGES).await;
+        worker.request_first(Message::new("q"), LIMIT).await.unwrap();
+        let start = Instant::now();
+        sender.publish(Message::new("work").value("announced").never_expires()).await.unwrap();
+        eventually("heard by a stream", async || count() > MESSAGES).await;
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut values = heard.lock().unwrap().clone();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!((values.len(), count()), (MESSAGES + 1, MESSAGES + 1));
         sender.shutdown().await;
         worker.shutdown().await;
     }

@@ -103,6 +103,8 @@ struct State {
     last_event: i64,
     /// How every resumption fails, once it is to.
     resuming: Option<BackendErrorKind>,
+    /// What it says of its connection.
+    description: Option<Document>,
 }
 
 /// Events kept for streams that resume.
@@ -310,6 +312,11 @@ impl Fake {
     /// From now on no stream can be resumed: the server does not take the tokens it once gave.
     pub fn refuse_tokens(&self, kind: BackendErrorKind) {
         self.state.lock().resuming = Some(kind);
+    }
+
+    /// Says of its connection what another back end says of its own.
+    pub fn describe_as(&self, other: &impl Backend) {
+        self.state.lock().description = Some(other.describe());
     }
 
     /// Removes what is past its life, as the server does once a minute.
@@ -706,7 +713,7 @@ impl Backend for Fake {
     }
 
     fn describe(&self) -> Document {
-        doc! {"backend": "fake"}
+        self.state.lock().description.clone().unwrap_or_else(|| doc! {"backend": "fake"})
     }
 }
 

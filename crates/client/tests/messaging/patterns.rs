@@ -5,8 +5,8 @@ use bson::{Bson, doc};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use rockdove::{
-    HandlerError, Layout, Message, MessageId, Reject, RequestError, Resolution, SendError, SubscribeError,
-    SubscribeOptions,
+    DriverBackend, HandlerError, Layout, Message, MessageId, Reject, RequestError, Resolution, SendError,
+    SubscribeError, SubscribeOptions,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -445,6 +445,9 @@ in_every_layout! {
     }
 
     async fn status_answers_of_every_level_hold_no_secret(fake) {
+        let address = "mongodb://mallory:hush@localhost:1/shop?appName=quiet";
+        let driver = DriverBackend::connect(address, None, "test").await.unwrap();
+        fake.describe_as(&driver);
         let (a, b) = (fake.connect("a").await, fake.connect("b").await);
         in_time("ready", b.ready()).await;
         for (level, keys) in [
@@ -457,7 +460,11 @@ in_every_layout! {
             let map = a.request_first(request, SECONDS).await.unwrap().map_value.unwrap();
             assert!(keys.iter().all(|key| map.contains_key(key)), "{level}: {map}");
             assert_eq!(map.contains_key("morphium.config"), level != "MESSAGING_ONLY" && level != "anything else");
-            assert!(!map.to_string().contains("mongodb://"));
+            let text = map.to_string();
+            assert_eq!(text.contains("mongodb driver"), map.contains_key("morphium.config"), "{text}");
+            for secret in ["mongodb:", "mallory", "hush", "localhost", "quiet"] {
+                assert!(!text.contains(secret), "{secret} in {text}");
+            }
         }
     }
 }
