@@ -405,7 +405,7 @@ fn top_shows_what_goes_on() {
             (sent, done) = (sent || some_sent, done || some_done);
         }
     }
-    let all = text(&server.run(&["top", "--once", "--queue", "msg", "--interval", "100ms"]));
+    let all = text(&server.run(&["top", "--once", "--interval", "100ms"]));
     for layout in Layout::ALL {
         assert!(all.contains(&format!("queue q-{0}: {0}; ", layout.name())), "{all}");
     }

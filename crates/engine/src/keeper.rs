@@ -50,7 +50,7 @@ struct Stop {
 
 /// How the threads reach the engine.
 #[derive(Clone)]
-struct Access {
+struct EngineAccess {
     state: Weak<ArcSwap<State>>,
     requests: mpsc::WeakSender<Request>,
     limits: Limits,
@@ -59,14 +59,14 @@ struct Access {
 
 /// Expired documents, and the disk.
 struct Tending {
-    access: Access,
+    engine: EngineAccess,
     journal: Option<Journal>,
     /// It was told that the disk hangs.
     hangs: bool,
 }
 
 struct Checkpoints {
-    access: Access,
+    engine: EngineAccess,
     journal: Journal,
     dir: PathBuf,
     lineage: Lineage,
@@ -90,11 +90,11 @@ impl Keeper {
         since: SinceCheckpoint,
         lineage: Lineage,
     ) -> std::io::Result<Keeper> {
-        let access = Access { state, requests, limits, options: options.clone() };
+        let engine = EngineAccess { state, requests, limits, options: options.clone() };
         let mut keeper = Keeper { stop: Arc::default(), threads: Vec::new() };
         if let Some((journal, dir)) = journal.clone().zip(options.dir.clone()) {
             let mut checkpoints = Checkpoints {
-                access: access.clone(),
+                engine: engine.clone(),
                 log_bytes_then: journal.disk_bytes().saturating_sub(since.log_bytes),
                 checkpoint_bytes: since.checkpoint_bytes,
                 tried: None,
@@ -104,7 +104,7 @@ impl Keeper {
             };
             keeper.start_thread("checkpoints", move || checkpoints.look())?;
         }
-        let mut tending = Tending { access, journal, hangs: false };
+        let mut tending = Tending { engine, journal, hangs: false };
         keeper.start_thread("keeper", move || tending.look())?;
         Ok(keeper)
     }
@@ -135,7 +135,7 @@ impl Drop for Keeper {
     }
 }
 
-impl Access {
+impl EngineAccess {
     fn ask<R>(&self, request: Request, answer: oneshot::Receiver<R>) -> Option<R> {
         self.requests.upgrade()?.blocking_send(request).ok()?;
         answer.blocking_recv().ok()
@@ -150,7 +150,7 @@ impl Access {
 impl Tending {
     fn look(&mut self) {
         self.watch_syncs();
-        self.access.look_at_disk();
+        self.engine.look_at_disk();
         self.expire();
     }
 
@@ -170,9 +170,9 @@ impl Tending {
 
     /// Has everything deleted whose time is over.
     fn expire(&self) {
-        let Some(state) = self.access.state.upgrade() else { return };
+        let Some(state) = self.engine.state.upgrade() else { return };
         let state = state.load_full();
-        let now = self.access.options.clock.now_ms();
+        let now = self.engine.options.clock.now_ms();
         for collection in state.collections() {
             for spec in collection.indexes().iter().map(|index| &index.spec) {
                 let Some(seconds) = spec.expire_after_seconds else { continue };
@@ -189,7 +189,7 @@ impl Tending {
         loop {
             let (reply, answer) = oneshot::channel();
             let request = Request::Expire { collection, index: index.into(), upto_ms, reply };
-            if self.access.ask(request, answer).is_none_or(|deleted| deleted == 0) {
+            if self.engine.ask(request, answer).is_none_or(|deleted| deleted == 0) {
                 return;
             }
         }
@@ -200,14 +200,14 @@ impl Checkpoints {
     /// Writes a checkpoint when the log has grown enough since the last, or when the disk is short and the log would
     /// shrink by it.
     fn look(&mut self) {
-        let (access, journal) = (&self.access, &self.journal);
-        let free = access.look_at_disk();
-        let is_short = access.limits.disk.is_short() || journal.is_short_of_space();
+        let (engine, journal) = (&self.engine, &self.journal);
+        let free = engine.look_at_disk();
+        let is_short = engine.limits.disk.is_short() || journal.is_short_of_space();
         let grown = journal.disk_bytes().saturating_sub(self.log_bytes_then);
-        let is_due = grown >= access.options.checkpoint_bytes.max(self.checkpoint_bytes);
+        let is_due = grown >= engine.options.checkpoint_bytes.max(self.checkpoint_bytes);
         if is_short {
             // One that cannot fit is not begun: it would take the last space from the deletions.
-            let Some(state) = access.state.upgrade() else { return };
+            let Some(state) = engine.state.upgrade() else { return };
             let fits = checkpoint::bytes_of(&state.load()) <= free;
             let shrinks = is_due || journal.bytes_before(journal.written() + 1) > 0;
             if !fits || !shrinks || self.tried.is_some_and(|tried| tried.elapsed() < SHORT_EVERY) {
@@ -218,7 +218,7 @@ impl Checkpoints {
             return;
         }
         let (reply, answer) = oneshot::channel();
-        let Some(mut data) = access.ask(Request::Checkpoint(reply), answer) else { return };
+        let Some(mut data) = engine.ask(Request::Checkpoint(reply), answer) else { return };
         if is_short {
             data.wanted_from = data.index + 1; // space goes before history: change streams still have it in memory
         }
@@ -232,8 +232,8 @@ impl Checkpoints {
 
     /// Has the log's next segment made ready once more if there was no space for it, but a checkpoint's comes first.
     fn retry_space(&self) {
-        let wanted = self.access.limits.memory.used_bytes();
-        if self.access.look_at_disk() >= wanted.saturating_add(self.access.options.segment_bytes) {
+        let wanted = self.engine.limits.memory.used_bytes();
+        if self.engine.look_at_disk() >= wanted.saturating_add(self.engine.options.segment_bytes) {
             self.journal.retry_space();
         }
     }

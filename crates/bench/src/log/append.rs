@@ -188,9 +188,14 @@ fn tasks_of_one_thread(journal: &Journal, writer: &Writer, size: usize) -> Resul
         }
         Ok(())
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let writers = (0..WRITERS).map(|_| write(writer.appender()));
-    runtime.block_on(try_join_all(writers)).map(drop)
+    let appenders: Vec<_> = (0..WRITERS).map(|_| writer.appender()).collect();
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        runtime.block_on(try_join_all(appenders.into_iter().map(write)))
+    };
+    // A thread of its own: the caller's may drive a runtime already.
+    let ended = std::thread::scope(|scope| scope.spawn(run).join());
+    ended.map_err(|_| anyhow::anyhow!("a writer panicked"))?.map(drop)
 }
 
 /// Opening, after a clean close and after a killed process.
