@@ -59,6 +59,7 @@ struct EngineAccess {
 
 /// Expired documents, and the disk.
 struct Tending {
+    stop: Arc<Stop>,
     engine: EngineAccess,
     journal: Option<Journal>,
     /// It was told that the disk hangs.
@@ -104,7 +105,7 @@ impl Keeper {
             };
             keeper.start_thread("checkpoints", move || checkpoints.look())?;
         }
-        let mut tending = Tending { engine, journal, hangs: false };
+        let mut tending = Tending { stop: keeper.stop.clone(), engine, journal, hangs: false };
         keeper.start_thread("keeper", move || tending.look())?;
         Ok(keeper)
     }
@@ -168,7 +169,7 @@ impl Tending {
         }
     }
 
-    /// Has everything deleted whose time is over.
+    /// Has everything deleted whose time is over, until the end is asked for.
     fn expire(&self) {
         let Some(state) = self.engine.state.upgrade() else { return };
         let state = state.load_full();
@@ -189,7 +190,8 @@ impl Tending {
         loop {
             let (reply, answer) = oneshot::channel();
             let request = Request::Expire { collection, index: index.into(), upto_ms, reply };
-            if self.engine.ask(request, answer).is_none_or(|deleted| deleted == 0) {
+            let deleted = self.engine.ask(request, answer);
+            if deleted.is_none_or(|deleted| deleted == 0) || *self.stop.asked.lock() {
                 return;
             }
         }

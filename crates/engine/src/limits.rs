@@ -208,6 +208,7 @@ impl Disk {
                 if !self.is_silent.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, dir = %dir.display(), "the disk does not say how much is free");
                 }
+                self.is_short.store(false, Ordering::Relaxed);
                 return u64::MAX;
             }
         };

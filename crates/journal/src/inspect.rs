@@ -387,6 +387,9 @@ impl Look<'_> {
         self.first = StateFile::open_read(self.folder)?.state().first;
         if self.first > self.next {
             (self.next, self.link) = (self.first, None);
+            if !self.broken {
+                self.last_good = self.last_good.max(self.first - 1);
+            }
         }
         Ok(())
     }

@@ -197,7 +197,7 @@ impl Journal {
 
     /// Registers a function that is called before a segment's file is removed, by the thread that removes it. It may
     /// copy or link the file; nothing else is removed meanwhile. It must not drop segments itself.
-    /// If it panics the segment stays, and is told again the next time.
+    /// If it panics the segment stays, and is told again the next time; the next opening of the log removes it.
     pub fn on_released(&self, listener: impl Fn(&Released) + Send + Sync + 'static) {
         self.0.release_listeners.lock().push(Arc::new(listener));
     }

@@ -128,7 +128,7 @@ pub(crate) struct Desk {
     requested: AtomicU64,
     /// How many threads wait for an acknowledgement. Changes with the state locked.
     sleeping: AtomicUsize,
-    /// How often a sync was asked for since the last round began. Changes with the state locked.
+    /// How often somebody asked for a sync since the last round began. Changes with the state locked.
     asking: AtomicUsize,
 }
 
@@ -265,12 +265,15 @@ impl Desk {
     fn request_locked(&self, state: &mut DeskState, causes: impl Into<Causes>) {
         let written = self.written();
         self.requested.store(written, Ordering::Relaxed);
-        self.asking.fetch_add(1, Ordering::Relaxed);
+        let causes = causes.into();
+        if causes.iter().any(|cause| cause == Cause::Request) {
+            self.asking.fetch_add(1, Ordering::Relaxed);
+        }
         if written <= self.synced() {
             // A round that was under way has made it durable: there will be no other one for it.
-            self.succeed(state, causes.into(), 0);
+            self.succeed(state, causes, 0);
         } else {
-            state.causes.join(causes.into());
+            state.causes.join(causes);
         }
         self.work.notify_one();
     }

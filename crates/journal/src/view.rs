@@ -31,6 +31,8 @@ use crate::tail::{NamedTailer, Source, Tailer, Visibility, check_next};
 
 /// How long a view that found nothing waits before it looks for a new segment.
 const LIST_EVERY: Duration = Duration::from_millis(1);
+/// How long it waits before it reads the state again.
+const READ_STATE_EVERY: Duration = Duration::from_millis(50);
 /// First and longest pause of a reader that waits.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(2);
@@ -61,6 +63,8 @@ struct End {
     /// Link of the last frame; unknown if the log has none that is kept.
     link: Option<u32>,
     listed: Option<Instant>,
+    /// When the state was last read.
+    state_read: Option<Instant>,
 }
 
 impl LogView {
@@ -177,7 +181,13 @@ impl Inner {
         };
         let written = segment.last();
         let sealed = segments.iter().filter(|s| s.is_sealed()).map(|s| s.last()).max().unwrap_or(0);
-        let end = End { scanner: scanner(&folder, &state, &segment)?, segment, link, listed: None };
+        let end = End {
+            scanner: scanner(&folder, &state, &segment)?,
+            segment,
+            link,
+            listed: None,
+            state_read: None,
+        };
         let inner = Inner {
             folder,
             written: written.into(),
@@ -253,7 +263,10 @@ impl Inner {
     /// Looks which segments there are now. True if the end has moved to another one.
     fn list(&self, end: &mut End) -> Result<bool, ReadError> {
         end.listed = Some(Instant::now());
-        self.look_at_state();
+        if end.state_read.is_none_or(|at| at.elapsed() >= READ_STATE_EVERY) {
+            end.state_read = Some(Instant::now());
+            self.look_at_state();
+        }
         let names = segment_names(&self.folder.names()?);
         if let Some((first, _)) = names.first() {
             // The last one stays in any case: a name may be missing while it is changed.

@@ -53,9 +53,6 @@ pub enum StartError {
     /// The engine did not start.
     #[error("cannot start: {0}")]
     Engine(#[source] OpenError),
-    /// What an earlier run has left half done cannot be removed.
-    #[error("cannot remove what an interrupted $out has left: {0}")]
-    Unfinished(String),
 }
 
 /// What the server's tasks are told.
@@ -90,7 +87,7 @@ impl Server {
             Ok(opened) => opened.map_err(|error| explain(&config.storage, error))?,
             Err(panicked) => return Err(StartError::Engine(OpenError::Io(io::Error::other(panicked)))),
         };
-        remove_unfinished(&engine).await.map_err(StartError::Unfinished)?;
+        remove_unfinished(&engine).await;
         allow_files((config.connections_max as u64).saturating_add(OTHER_FILES));
         let busy_poll = BusyPoll::where_it_helps(config.busy_poll);
         let shared = Shared::new(identity(&config, address), engine, busy_poll, config.arguments.clone());

@@ -124,18 +124,19 @@ async fn a_connection_that_does_not_end_is_cut() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_interrupted_out_has_left_goes_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
-    for (begun, expected) in [(true, vec!["mine", "tmp.agg_out.1"]), (false, vec!["mine"])] {
+    let left = "tmp.agg_out.1fb4be1c-9a3f-4b8e-8d5b-8a1c2ab16f0f";
+    let names = ["mine", "tmp.agg_out.mine", left];
+    for is_first in [true, false] {
         let server = Server::start(config(folder(dir.path()))).await.unwrap();
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        for name in ["mine", "tmp.agg_out.1"].into_iter().filter(|_| begun) {
+        for name in names.into_iter().filter(|_| is_first) {
             send(&mut stream, &doc! { "create": name, "$db": "db" }).await;
             receive(&mut stream).await;
         }
         send(&mut stream, &doc! { "listCollections": 1, "nameOnly": true, "$db": "db" }).await;
-        let reply = receive(&mut stream).await;
-        let listed = format!("{reply:?}");
-        for name in ["mine", "tmp.agg_out.1"] {
-            assert_eq!(listed.contains(name), expected.contains(&name), "{listed}");
+        let listed = format!("{:?}", receive(&mut stream).await);
+        for name in names {
+            assert_eq!(listed.contains(name), is_first || name != left, "{listed}");
         }
         drop(stream);
         stop(server).await;
@@ -162,17 +163,16 @@ async fn too_many_connections_are_closed_and_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_are_never_sent_to_an_address_that_stands_for_all() {
-    for listen in ["0.0.0.0:0", "[::]:0"].map(|address| address.parse::<SocketAddr>().unwrap()) {
+    let has_v6 = std::net::TcpListener::bind("[::]:0").is_ok();
+    for listen in [Some("0.0.0.0:0"), has_v6.then_some("[::]:0")].into_iter().flatten() {
+        let listen = listen.parse::<SocketAddr>().unwrap();
         let server = Server::start(Config { listen, ..config(Storage::Memory) }).await.unwrap();
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.address().port())).await.unwrap();
         send(&mut stream, &doc! { "hello": 1, "$db": "admin" }).await;
         let hello = receive(&mut stream).await;
         let Some(Value::String(me)) = hello.get("me") else { panic!("{hello:?}") };
         assert!(me.ends_with(&format!(":{}", server.address().port())), "{me}");
-        assert!(
-            me.parse::<SocketAddr>().is_ok_and(|me| !me.ip().is_unspecified()) || !me.starts_with(['0', '[']),
-            "{me}"
-        );
+        assert!(!me.starts_with("0.0.0.0:") && !me.starts_with("[::]:"), "{me}");
         drop(stream);
         stop(server).await;
     }

@@ -144,6 +144,19 @@ impl Place {
         Ok(if has_log(&inner)? && !has_log(&self.dir)? { inner } else { self.dir.clone() })
     }
 
+    /// Whether it is the log of a bus, named by the bus's data folder or directly: checkpoints lie beside it.
+    fn is_of_a_bus(&self) -> io::Result<bool> {
+        let folder = self.folder()?;
+        if folder != self.dir {
+            return Ok(true);
+        }
+        let folder = std::path::absolute(folder)?;
+        let Some(around) = folder.parent().filter(|_| folder.ends_with("log")) else { return Ok(false) };
+        let is_checkpoint =
+            |entry: std::fs::DirEntry| entry.path().extension().is_some_and(|end| end == "checkpoint");
+        Ok(std::fs::read_dir(around)?.filter_map(Result::ok).any(is_checkpoint))
+    }
+
     /// The log's own folder, in which there is one.
     fn existing(&self) -> anyhow::Result<PathBuf> {
         let dir = self.dir.display();

@@ -43,7 +43,8 @@ impl Prune {
         if self.age.is_none() && self.keep.is_none() && self.before_index.is_none() {
             bail!(Failure::misused("say what to remove: --age, --keep or --before-index"));
         }
-        if self.place.existing()? != self.place.dir {
+        let folder = self.place.existing()?;
+        if self.place.is_of_a_bus()? {
             bail!("the log of a bus is shortened by the bus: its state depends on it");
         }
         let options = Options {
@@ -51,7 +52,7 @@ impl Prune {
             codec: Codec { key: self.key.key()?, ..Codec::default() },
             ..Options::default()
         };
-        let (journal, writer, _) = Journal::open(&self.place.dir, options)?;
+        let (journal, writer, _) = Journal::open(&folder, options)?;
         let released = Arc::new(Mutex::new(Vec::new()));
         let seen = released.clone();
         journal.on_released(move |segment| seen.lock().expect("nobody panics with it").push(segment.clone()));

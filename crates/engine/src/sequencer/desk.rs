@@ -5,12 +5,12 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 /// Where the log has less room than this, the next batch may need a segment that is not there yet, and has to wait for the
-/// disk. More than what a small request writes.
-const ROOM_NOW: u64 = 1 << 20;
+/// disk. More than what small requests write, unless they keep images of large documents.
+const ROOM_NOW: u64 = 256 << 10;
 
 /// The place of the one sequencer. Its thread works there; a small request that finds it idle is carried out on
 /// the spot, by the thread that asks, which saves two changes of threads. Whoever holds the lock is the sequencer. Who asks
-/// serves connections: it never waits for the disk.
+/// serves connections, so that it is not to wait for the disk.
 ///
 /// The place is empty once the sequencer has closed the log, or has panicked: what it had half done is in no log
 /// and must not be seen, so it ends, whichever thread it was, and every later request is refused.

@@ -163,7 +163,7 @@ fn a_slow_sync_does_not_delay_the_next() {
     let delay = || {
         let paused = disk.pause_syncs(".seg");
         let threads = start_behind(&disk, &writer, 2);
-        std::thread::sleep(Duration::from_millis(400));
+        std::thread::sleep(Duration::from_secs(2));
         let released = Instant::now();
         drop(paused);
         for thread in threads {
@@ -172,7 +172,7 @@ fn a_slow_sync_does_not_delay_the_next() {
         released.elapsed()
     };
     // Other programs may have the processor once.
-    assert!((0..4).any(|_| delay() < Duration::from_millis(50)));
+    assert!((0..4).any(|_| delay() < Duration::from_millis(250)));
 }
 
 /// A clean close covers what others append until then, also while one of them carries out a sync.

@@ -65,14 +65,20 @@ fn make(disk: Arc<dyn Disk>, contents: &[Option<(u64, usize)>]) -> (Journal, Wri
                 let upto = journal.written();
                 journal.fence();
                 journal.wait_synced_blocking(upto, LONG).unwrap();
-                until("no mark is pending", || !journal.0.desk.is_announcing());
-                // It is taken before it is appended, under this lock.
-                drop(journal.0.core.lock());
+                marks_are_in(&journal);
             }
             None => {}
         }
     }
+    marks_are_in(&journal);
     (journal, writer, model)
+}
+
+/// Waits until no mark is about to be appended. One without room comes a moment after the next segment.
+fn marks_are_in(journal: &Journal) {
+    until("no mark is pending", || !journal.0.desk.is_announcing());
+    // It is taken before it is appended, under this lock.
+    drop(journal.0.core.lock());
 }
 
 /// Runs the steps on a tailer and on the model.
@@ -206,6 +212,7 @@ proptest! {
 /// Goes on to a new segment, which stays empty.
 fn roll(journal: &Journal) {
     journal.0.core.lock().as_mut().unwrap().roll(&journal.0, 64, None).unwrap();
+    marks_are_in(journal);
 }
 
 #[test]

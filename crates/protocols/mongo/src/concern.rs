@@ -45,10 +45,10 @@ impl WriteConcern {
                 }
                 ("wtimeout" | "wtimeoutMS", Value::Null | Value::Undefined) => {}
                 ("wtimeout" | "wtimeoutMS", timeout) => {
-                    let milliseconds =
-                        timeout.as_f64().ok_or_else(|| wrong_type("wtimeout", timeout, "long"))?;
-                    let milliseconds = milliseconds as u64; // what is below zero is 0 then
-                    parsed.timeout = (milliseconds > 0).then(|| Duration::from_millis(milliseconds));
+                    let number = timeout.as_integer().or(timeout.as_f64().map(|number| number as i64));
+                    let number = number.ok_or_else(|| wrong_type("wtimeout", timeout, "long"))?;
+                    let milliseconds = u64::try_from(number).ok().filter(|milliseconds| *milliseconds > 0);
+                    parsed.timeout = milliseconds.map(Duration::from_millis);
                 }
                 ("provenance" | "getLastError" | "wOpTime" | "wElectionId", _) => {}
                 (unknown, _) => {

@@ -256,20 +256,20 @@ impl<'c> Writer<'c> {
 /// What the names of collections that `$out` fills begin with, in every database.
 const UNFINISHED: &str = "tmp.agg_out.";
 
-/// Removes what an `$out` has left that the end of an earlier run interrupted.
-pub async fn remove_unfinished(engine: &Engine) -> Result<(), String> {
-    let is_left = |ns: &Namespace| ns.collection().starts_with(UNFINISHED);
-    let names = engine
-        .snapshot()
-        .collections()
-        .map(|collection| collection.info.ns.clone())
-        .filter(is_left)
-        .collect::<Vec<_>>();
-    for ns in names {
-        tracing::warn!(%ns, "removed: an $out was interrupted");
-        engine.define(Definition::Drop { ns }, Ack::WRITTEN).await.map_err(|error| error.to_string())?;
+/// Removes what an `$out` has left that the end of an earlier run interrupted, as far as the disk lets it.
+pub async fn remove_unfinished(engine: &Engine) {
+    let is_left = |ns: &Namespace| {
+        let id = ns.collection().strip_prefix(UNFINISHED);
+        id.is_some_and(|id| uuid::Uuid::try_parse(id).is_ok())
+    };
+    let state = engine.snapshot();
+    let names = state.collections().map(|collection| collection.info.ns.clone());
+    for ns in names.filter(is_left) {
+        match engine.define(Definition::Drop { ns: ns.clone() }, Ack::WRITTEN).await {
+            Ok(_) => tracing::warn!(%ns, "removed: an $out was interrupted"),
+            Err(error) => tracing::warn!(%ns, %error, "what an interrupted $out has left stays"),
+        }
     }
-    Ok(())
 }
 
 /// A collection that `$out` fills. It goes if that is not finished, also where its command is ended in the middle.

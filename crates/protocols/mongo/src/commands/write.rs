@@ -306,7 +306,8 @@ fn retry(call: &Call<'_>, count: usize) -> Result<Option<Retry>> {
         number.ok_or_else(|| wrong_type(field, id, "int"))
     };
     let from = |first: i32| (0..count).map(|position| first.saturating_add(position as i32)).collect();
-    let statements: Vec<i32> = match (command.get("stmtIds"), command.get("stmtId")) {
+    let given = |name| command.get(name).filter(|value| !matches!(value, Value::Null | Value::Undefined));
+    let statements: Vec<i32> = match (given("stmtIds"), given("stmtId")) {
         (Some(Value::Array(ids)), _) => {
             ids.values().map(|id| number_of("stmtIds", id)).collect::<Result<_>>()?
         }
