@@ -53,10 +53,12 @@ pub const MIGRATION_ID: &str = "rockdove-migration";
 /// That lock's life; it is prolonged so often, also within a pass.
 const GUARD_MS: i64 = 60_000;
 const GUARD_EVERY: Duration = Duration::from_secs(10);
-/// Marks are followed so often within a pass, and after each.
-const MARKS_EVERY: Duration = Duration::from_secs(1);
+/// Marks are followed and answers taken so often, also within a pass.
+const KEEP_UP_EVERY: Duration = Duration::from_secs(1);
 /// How long nodes of the old layout have for their answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
+/// Asks for an answer that says only who is there.
+const PING: &str = "PING";
 /// Pause between two looks for it, before a drain.
 const ANSWER_LOOK: Duration = Duration::from_millis(50);
 /// A question's life, should it not be withdrawn; that of the answers is their senders' affair.
@@ -142,7 +144,7 @@ pub struct Migration {
     progress: Progress,
     /// How many marks of each broadcast that is at the origin and was copied are copied, too.
     followed: HashMap<MessageId, usize>,
-    marks_at: Option<Instant>,
+    kept_up_at: Option<Instant>,
     guard_at: Instant,
     question: Option<Question>,
     /// Who answered the last question that is over, without announcing itself; `None` before that.
@@ -204,7 +206,7 @@ impl Migration {
             run: uuid::Uuid::new_v4().to_string(),
             progress: Progress::default(),
             followed: HashMap::new(),
-            marks_at: None,
+            kept_up_at: None,
             guard_at: clock::now(),
             question: None,
             answered: None,
@@ -263,8 +265,8 @@ impl Migration {
         (self.progress.waiting, self.progress.left) = (0, 0);
         if self.bus.settings().layout == Layout::MultiCollection {
             self.forward().await?;
-            self.follow_marks().await?;
         }
+        self.keep_up().await?;
         if self.mode == Mode::Bridge {
             self.give_back().await?;
         }
@@ -277,16 +279,20 @@ impl Migration {
                 self.quiet >= QUIET_PASSES && self.answered.is_some()
             }
         };
+        if self.progress.done {
+            self.follow_marks().await?;
+        }
         Ok(&self.progress)
     }
 
     /// Ends it: another run may go on.
     pub async fn stop(self) {
         let (node, locks) = (self.node(), self.from.locks(""));
-        if self.mode == Mode::Bridge
-            && let Err(error) = node.leaving(STOP_LIMIT, self.take_answers()).await
-        {
-            tracing::debug!(%error, "answers to the migration stay until they expire");
+        if self.mode == Mode::Bridge {
+            node.end_loops().await; // no further question is asked
+            if let Err(error) = node.leaving(STOP_LIMIT, self.take_answers()).await {
+                tracing::debug!(%error, "answers to the migration stay until they expire");
+            }
         }
         if let Err(error) = node.leaving(STOP_LIMIT, self.withdraw()).await {
             tracing::debug!(%error, "the question to the nodes of the old layout stays until it expires");
@@ -299,11 +305,10 @@ impl Migration {
         }
     }
 
-    /// Asks nobody any more, and removes the answers that came too late for it. Those to migrations of other queues may be
+    /// Withdraws what was asked, and removes the answers that came too late for it. Those to migrations of other queues may be
     /// in the same collection.
     async fn take_answers(&self) -> BackendResult<()> {
         let node = self.node();
-        node.end_loops().await;
         registry::withdraw(node, Duration::ZERO).await?;
         let answers = doc! { "recipients": MIGRATION_ID, "in_answer_to": { "$in": node.registry.asked() } };
         node.backend.delete(&node.mailbox, answers).await.map(drop)
@@ -333,59 +338,73 @@ impl Migration {
         if self.insert(&locks, lock).await? { Ok(()) } else { Err(MigrateError::Running) }
     }
 
-    /// Between two messages, because a pass may take long.
+    /// Between two messages, because a pass may take long, and after them.
     async fn keep_up(&mut self) -> Result<(), MigrateError> {
         self.keep_guard().await?;
-        let is_due = self.marks_at.is_none_or(|at| clock::since(at) >= MARKS_EVERY);
-        if is_due { self.follow_marks().await } else { Ok(()) }
+        if self.kept_up_at.is_some_and(|at| clock::since(at) < KEEP_UP_EVERY) {
+            return Ok(());
+        }
+        if self.mode == Mode::Bridge {
+            self.ask().await?;
+        }
+        self.follow_marks().await?;
+        self.kept_up_at = Some(clock::now());
+        Ok(())
     }
 
     async fn keep_guard(&mut self) -> Result<(), MigrateError> {
         if clock::since(self.guard_at) >= GUARD_EVERY { self.guard().await } else { Ok(()) }
     }
 
-    /// Asks at the origin who is there, and takes the answers. In the DualChannel layout nodes of the new one hear the
-    /// question, too, and answer elsewhere.
+    /// Asks at the origin who is there, and takes the answers. Who answered a question counts until the next one is over.
+    /// In the DualChannel layout nodes of the new one hear the question, too, and answer elsewhere.
     async fn ask(&mut self) -> Result<(), MigrateError> {
-        let base = self.from.base();
-        let Some(question) = &mut self.question else {
-            let node = self.node();
-            let (id, now) = (MessageId::generate(), node.now_ms());
-            let mut question = Message::new(node.settings.status_info_topic.clone())
-                .with_id(id.clone())
-                .msg(DISCOVERY_TEXT)
-                .value("PING")
-                .ttl(QUESTION_LIFE)
-                .delete_at_ms(now.saturating_add(millis(QUESTION_LIFE)));
-            (question.sender, question.timestamp) = (MIGRATION_ID.to_owned(), now);
-            question.sender_host = Some(node.host.clone());
-            self.question = Some(Question { id, at: clock::now(), answered: BTreeMap::new() });
-            return Ok(self.copy(&base, question.to_document()).await.map(drop)?);
-        };
-        let find = Find {
-            filter: question.answers(&self.bus.settings().status_info_topic),
-            projection: Some(doc! { "sender": 1 }),
-            ..Find::default()
-        };
-        let answers = self.bus.node().backend.find(&base, find).await?;
-        for id in answers.iter().filter_map(|answer| answer.get_str("sender").ok()) {
-            let is_silent = || !self.progress.old_nodes.iter().any(|known| known == id);
-            question.answered.entry(id.to_owned()).or_insert_with(is_silent);
+        let mut silent = BTreeSet::new();
+        if let Some(question) = &mut self.question {
+            let find = Find {
+                filter: question.answers(&self.bus.settings().status_info_topic),
+                projection: Some(doc! { "sender": 1 }),
+                ..Find::default()
+            };
+            let answers = self.bus.node().backend.find(&self.from.base(), find).await?;
+            for id in answers.iter().filter_map(|answer| answer.get_str("sender").ok()) {
+                let was_silent = || self.answered.as_ref().is_some_and(|before| before.contains(id));
+                let is_silent = || !self.progress.old_nodes.iter().any(|known| known == id) || was_silent();
+                question.answered.entry(id.to_owned()).or_insert_with(is_silent);
+            }
+            let is_silent = question.answered.iter().filter(|(_, is_silent)| **is_silent);
+            silent.extend(is_silent.map(|(id, _)| id.clone()));
         }
-        let is_over = clock::since(question.at) >= ANSWER_WAIT;
-        let silent = question.answered.iter().filter(|(_, is_silent)| **is_silent);
-        let silent: BTreeSet<_> = silent.map(|(id, _)| id.clone()).collect();
         let Progress { old_nodes, new_nodes, .. } = &mut self.progress;
         for id in self.answered.iter().flatten().chain(&silent) {
             if !old_nodes.contains(id) && !new_nodes.contains(id) {
                 old_nodes.push(id.clone());
             }
         }
-        if is_over {
-            self.withdraw().await?;
-            (self.question, self.answered) = (None, Some(silent));
+        match &self.question {
+            None => self.question = Some(self.put_question().await?),
+            Some(question) if clock::since(question.at) >= ANSWER_WAIT => {
+                self.withdraw().await?;
+                (self.question, self.answered) = (None, Some(silent));
+            }
+            Some(_) => {}
         }
         Ok(())
+    }
+
+    async fn put_question(&self) -> BackendResult<Question> {
+        let node = self.node();
+        let (id, now) = (MessageId::generate(), node.now_ms());
+        let mut question = Message::new(node.settings.status_info_topic.clone())
+            .with_id(id.clone())
+            .msg(DISCOVERY_TEXT)
+            .value(PING)
+            .ttl(QUESTION_LIFE)
+            .delete_at_ms(now.saturating_add(millis(QUESTION_LIFE)));
+        (question.sender, question.timestamp) = (MIGRATION_ID.to_owned(), now);
+        question.sender_host = Some(node.host.clone());
+        self.copy(&self.from.base(), question.to_document()).await?;
+        Ok(Question { id, at: clock::now(), answered: BTreeMap::new() })
     }
 
     /// Removes the question and the answers to it.
@@ -518,14 +537,16 @@ impl Migration {
         document: Document,
     ) -> Result<(), MigrateError> {
         let target = self.node().names.broadcast(&message.topic);
-        let is_new = self.copy(&target, document).await?;
+        if self.copy(&target, document).await? {
+            self.followed.insert(id.clone(), message.processed_by.len());
+        } else {
+            self.copy_marks(id, message).await?; // what an earlier run copied may lack them
+        }
         if self.mode == Mode::Drain {
             self.delete(&self.from.base(), id).await?;
             self.progress.moved += 1;
         } else {
             self.update(&self.from.base(), filter::by_id(id), filter::mark(MIGRATION_ID)).await?;
-            // What an earlier run copied may lack marks.
-            self.followed.insert(id.clone(), if is_new { message.processed_by.len() } else { 0 });
             self.progress.copied += 1;
         }
         Ok(())
@@ -617,24 +638,26 @@ impl Migration {
                 .collect();
             for id in page {
                 match found.remove(id) {
-                    Some(message) => self.copy_marks(id, &message).await?,
+                    Some(message) => {
+                        self.keep_guard().await?;
+                        self.copy_marks(id, &message).await?;
+                    }
                     None => drop(self.followed.remove(id)), // expired
                 }
             }
         }
-        self.marks_at = Some(clock::now());
         Ok(())
     }
 
     async fn copy_marks(&mut self, id: &MessageId, message: &Message) -> BackendResult<()> {
         let marks: Vec<_> = message.processed_by.iter().filter(|node| *node != MIGRATION_ID).collect();
-        if self.followed.get(id).is_none_or(|known| *known < marks.len()) {
+        let (count, known) = (marks.len(), self.followed.get(id).copied().unwrap_or(0));
+        if known < count {
             let target = self.node().names.broadcast(&message.topic);
-            for node in &marks {
-                self.update(&target, filter::by_id(id), filter::mark(node)).await?;
-            }
+            let mark = doc! { "$addToSet": { "processed_by": { "$each": marks } } };
+            self.update(&target, filter::by_id(id), mark).await?;
         }
-        self.followed.insert(id.clone(), marks.len());
+        self.followed.insert(id.clone(), count);
         Ok(())
     }
 

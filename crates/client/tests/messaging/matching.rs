@@ -63,9 +63,12 @@ pub fn apply(update: &Document, document: &mut Document) -> Result<Document, Str
                     }
                 }
                 ("$addToSet", Some(Bson::Array(array))) => {
-                    if !array.contains(operand) {
-                        changed.insert(format!("{field}.{}", array.len()), operand.clone());
-                        array.push(operand.clone());
+                    let each = operand.as_document().and_then(|operand| operand.get_array("$each").ok());
+                    for item in each.map_or(std::slice::from_ref(operand), Vec::as_slice) {
+                        if !array.contains(item) {
+                            changed.insert(format!("{field}.{}", array.len()), item.clone());
+                            array.push(item.clone());
+                        }
                     }
                 }
                 ("$addToSet", None) => {
