@@ -13,7 +13,7 @@ use crate::waiters::Waiters;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use rockdove_messages::{
-    IndexDefinition, Message, NameError, Names, Settings, lock_indexes, message_indexes,
+    IndexDefinition, Layout, Message, NameError, Names, Settings, lock_indexes, message_indexes,
 };
 use std::collections::HashMap;
 use std::future::Future;
@@ -181,7 +181,8 @@ impl Node {
     }
 
     /// Leave to make requests that must not reach the server after the last ones of this bus, such as an announcement
-    /// after its withdrawal. `None` once the bus is about to make those; it waits for what has leave.
+    /// after its withdrawal. `None` once the bus is about to make those; it waits for what has leave. Who has leave does not
+    /// ask for it again: the bus may be waiting in between.
     pub(crate) async fn unfinished(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let leave = self.unfinished.read().await;
         (self.life.phase() < Phase::Interrupting).then_some(leave)
@@ -266,15 +267,14 @@ impl Node {
     /// A failure is reported, not fatal: messages flow without indexes, only slower, and without expiry.
     /// After a passing failure the next use of the collection tries again.
     async fn index(&self, collection: &str, indexes: Vec<IndexDefinition>) {
-        // The stream over the mailbox tells when that is dropped.
-        let followed = collection == self.mailbox && self.settings.use_change_stream;
-        let is_known = |at: &Instant| followed || clock::since(*at) < INDEXED_MEMORY;
+        let is_known = |at: &Instant| clock::since(*at) < INDEXED_MEMORY;
         if self.indexed.lock().get(collection).is_some_and(is_known) {
             return;
         }
-        let leave = if collection == self.mailbox { self.unfinished().await } else { None };
-        if collection == self.mailbox && leave.is_none() {
-            return; // it may be dropped, and would be made anew
+        let is_dropped = self.names.layout() == Layout::DualChannel && collection == self.mailbox;
+        let leave = if is_dropped { self.unfinished().await } else { None };
+        if is_dropped && leave.is_none() {
+            return; // it would be made anew
         }
         // Asking first costs one call; creating what is there would cost one for each index.
         let existing = self.backend.indexes(collection).await.unwrap_or_default();

@@ -477,3 +477,16 @@ async fn an_index_under_another_name_is_no_fault() {
     a.publish(Message::new("t")).await.unwrap();
     assert!(!fake.has_index("msg", "delete_at_1"));
 }
+
+/// Somebody drops the base collection, which is the node's own, too.
+#[tokio::test(start_paused = true)]
+async fn the_base_collection_gets_its_indexes_again() {
+    let fake = Fake::of(Layout::Standard);
+    let bus = fake.connect("a").await;
+    in_time("ready", bus.ready()).await;
+    fake.drop_collection("msg").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(301)).await;
+    bus.publish(Message::new("t")).await.unwrap();
+    assert!(fake.has_index("msg", "delete_at_1"));
+    bus.shutdown().await;
+}
