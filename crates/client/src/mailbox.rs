@@ -52,10 +52,12 @@ pub(crate) async fn sweep(node: &Node) -> BackendResult<()> {
     in_use.insert(node.mailbox.clone());
     in_use.extend(node.registry.active().iter().filter_map(|id| node.names.directed(id).ok()));
     let collections = node.backend.collections(&prefix).await?;
-    for collection in collections.iter().filter(|name| is_mailbox(name, &prefix, &collections)) {
-        if in_use.contains(collection) {
+    for collection in &collections {
+        if in_use.contains(collection) || !is_mailbox(collection, &prefix, &collections) {
             continue;
         }
+        // The end of the bus is not to come between the drop and what puts back.
+        let Some(_leave) = node.unfinished().await else { return Ok(()) };
         if let Some(feed) = watch_unneeded(node, collection, Document::new()).await? {
             drop_watched(node, collection, feed).await?;
             tracing::info!(collection, "dropped: it was empty, and its node is gone");

@@ -162,8 +162,12 @@ pub(crate) async fn discover(node: Arc<Node>) {
             .msg(DISCOVERY_TEXT)
             .value(DISCOVERY_VALUE)
             .ttl(LIFE);
+        let Some(leave) = node.unfinished().await else { return };
         node.registry.remember(id);
-        match bus.request_stream(ask, interval).await {
+        // It goes where broadcasts go, which no send asks leave for.
+        let asked = bus.request_stream(ask, interval).await;
+        drop(leave);
+        match asked {
             Ok(mut answers) => {
                 // The answers are noted where they arrive; here they are only taken, until it is time to ask again.
                 let take = async { while let Some(Ok(_)) = answers.next().await {} };
