@@ -329,7 +329,8 @@ impl Doctor<'_> {
             }
             if is_cut {
                 let newest = self.backend.find(collection, find(false, -1)).await?.into_iter();
-                heap.read = newest.filter_map(|document| Message::from_document(document).ok()).collect();
+                let newest = newest.filter_map(|document| Message::from_document(document).ok());
+                heap.read = newest.filter(|message| !is_strange(message, collection, names)).collect();
             }
             self.newest.append(&mut heap.read);
             self.newest.sort_by_key(|message| std::cmp::Reverse(message.timestamp));
@@ -378,7 +379,7 @@ impl Doctor<'_> {
                 return;
             }
         };
-        if message.is_broadcast() && names.broadcast(&message.topic) != collection {
+        if is_strange(&message, collection, names) {
             heap.strange += 1;
             return;
         }
@@ -605,6 +606,11 @@ impl Heap {
             doctor.find(Severity::Problem, Check::Documents, text, advice);
         }
     }
+}
+
+/// Whether it belongs in another collection: of another queue or topic.
+fn is_strange(message: &Message, collection: &str, names: &Names) -> bool {
+    message.is_broadcast() && names.broadcast(&message.topic) != collection
 }
 
 /// A number of things, in words, as findings say it.

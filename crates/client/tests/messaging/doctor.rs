@@ -131,6 +131,10 @@ in_every_layout! {
         // Of many messages the oldest show what piles up, the newest what was not answered.
         for n in 0..10 {
             fake.store(&fake.names().broadcast("q"), old(sent(3_000_000 + n)));
+            fake.store(&fake.topic(), old(doc! {"topic": "t", "processed_by": ["n2"], "timestamp": at - 3_000_000 - n}));
+        }
+        if fake.layout == Layout::MultiCollection {
+            fake.store(&fake.topic(), old(sent(20_000))); // of another queue
         }
         assert_eq!(open(Limits { documents: 9, ..Limits::default() }).await, [(Severity::Warning, told)]);
     }
