@@ -49,13 +49,21 @@ pub(crate) async fn join(node: &Arc<Node>) -> Result<(), ConnectError> {
     Ok(())
 }
 
-/// Checks the others, for a bus that only sends: it does not announce itself, and looks once.
+/// Checks the others, for a bus that only sends: it does not announce itself, and looks once. Its user need not be
+/// allowed to, unless the check is to hold.
 pub(crate) async fn look(node: &Node) -> Result<(), ConnectError> {
     if node.settings.implementation_check == ImplementationCheck::Ignore {
         return Ok(());
     }
-    let others = node.retry(CALL_RETRIES, || list(node)).await.map_err(ConnectError::Backend)?;
-    judge(node, &others).map(drop)
+    let is_strict = node.settings.implementation_check == ImplementationCheck::Throw;
+    match node.retry(CALL_RETRIES, || list(node)).await {
+        Ok(others) => judge(node, &others).map(drop),
+        Err(error) if is_strict || error.is_transient() => Err(ConnectError::Backend(error)),
+        Err(error) => {
+            tracing::warn!(node.me, %error, "whether the other nodes have the same layout was not checked");
+            Ok(())
+        }
+    }
 }
 
 /// Refuses, or warns of, participants of another layout; their ids.

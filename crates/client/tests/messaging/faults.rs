@@ -542,6 +542,13 @@ in_every_layout! {
         let refused = of(ImplementationCheck::Throw).await;
         assert!(matches!(refused, Err(ConnectError::ImplementationMismatch { .. })), "{refused:?}");
         assert_eq!(fake.all("msg_participants").len(), 1, "it does not announce itself");
+        // Its user may not read who is there.
+        let fault = Fault { call: "find", collection: "msg_participants".into(), kind: BackendErrorKind::Other, applied: false };
+        fake.fail(fault.clone());
+        of(ImplementationCheck::Warn).await.unwrap();
+        fake.fail(fault);
+        let refused = of(ImplementationCheck::Throw).await;
+        assert!(matches!(refused, Err(ConnectError::Backend(_))), "{refused:?}");
     }
 
     async fn heartbeats_refresh_and_prune(fake) {
