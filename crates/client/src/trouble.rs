@@ -18,7 +18,7 @@ pub(crate) struct Troubles {
 }
 
 /// From here on a trouble is a long one.
-pub(crate) const LONG: Duration = Duration::from_secs(15);
+pub(crate) const LONG: Duration = Duration::from_secs(10);
 
 impl Troubles {
     /// `what` failed, and will be tried again. Warns if everything worked until now.
