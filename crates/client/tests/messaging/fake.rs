@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 use rockdove::backend::*;
 use rockdove::{Bus, BusBuilder, Layout, Message, MessageId, Settings};
 use rockdove_messages::Names;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
@@ -746,35 +747,50 @@ impl Feed for FakeFeed {
     }
 }
 
-/// What is warned of on this thread, as long as this lives.
-pub struct Warnings {
-    text: Arc<Mutex<Vec<u8>>>,
-    _listening: tracing::subscriber::DefaultGuard,
+thread_local! {
+    /// What is warned of on this thread, while somebody listens.
+    static WARNED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
+
+/// What is warned of on this thread, as long as this lives. The subscriber is that of all threads: one of this thread only
+/// may miss what another thread came to first.
+pub struct Warnings(());
 
 impl Warnings {
     pub fn listen() -> Self {
-        let text: Arc<Mutex<Vec<u8>>> = Arc::default();
-        let written = text.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::WARN)
-            .with_ansi(false)
-            .with_writer(move || Written(written.clone()))
-            .finish();
-        Self { text, _listening: tracing::subscriber::set_default(subscriber) }
+        static SUBSCRIBED: Once = Once::new();
+        SUBSCRIBED.call_once(|| {
+            let subscriber = tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::WARN)
+                .with_ansi(false)
+                .with_writer(|| Written)
+                .finish();
+            tracing::subscriber::set_global_default(subscriber).expect("it is the only one");
+        });
+        WARNED.set(Some(Vec::new()));
+        Self(())
     }
 
     /// How many contain `what`.
     pub fn of(&self, what: &str) -> usize {
-        String::from_utf8_lossy(&self.text.lock()).lines().filter(|line| line.contains(what)).count()
+        WARNED.with_borrow(|warned| {
+            let text = String::from_utf8_lossy(warned.as_ref().expect("it is listened"));
+            text.lines().filter(|line| line.contains(what)).count()
+        })
     }
 }
 
-struct Written(Arc<Mutex<Vec<u8>>>);
+impl Drop for Warnings {
+    fn drop(&mut self) {
+        WARNED.set(None);
+    }
+}
+
+struct Written;
 
 impl std::io::Write for Written {
     fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(text);
+        WARNED.with_borrow_mut(|warned| warned.as_mut().map(|warned| warned.extend_from_slice(text)));
         Ok(text.len())
     }
 
