@@ -445,7 +445,9 @@ fn a_queue_changes_its_layout() {
     let healthy = server.run(&["doctor"]);
     assert_eq!(healthy.status.code(), Some(0), "nothing is missing after a migration: {}", text(&healthy));
     assert_eq!((drained.status.code(), text(&drained).starts_with("20 moved")), (Some(0), true));
-    assert!(drained.stderr.is_empty(), "it is said once: {drained:?}");
+    // Passes that took long are told of.
+    let told = String::from_utf8_lossy(&drained.stderr);
+    assert!(told.lines().all(|line| line.contains("; old nodes: none; ")), "{drained:?}");
     let look = text(&server.run(&["top", "--once", "--queue", "msg", "--interval", "100ms"]));
     assert!(look.starts_with("queue msg: multi-collection; "), "what is empty is not in use: {look}");
     let heard =

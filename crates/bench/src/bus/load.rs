@@ -471,8 +471,8 @@ mod tests {
     use super::*;
 
     /// The latencies in ms of a request that was meant to be sent `late_ms` ago, in a step driven so, whose receiver works
-    /// for `work_ms`; and how many were answered.
-    async fn latencies(drive: Drive, late_ms: u64, work_ms: u64) -> (f64, f64, u64) {
+    /// for `work_ms` and whose sender waits for `timeout_ms`; and how many were answered.
+    async fn latencies(drive: Drive, late_ms: u64, (work_ms, timeout_ms): (u64, u64)) -> (f64, f64, u64) {
         let plan = Plan {
             profile: Profile::Latency { rate: 1.0, seconds: 1.0 },
             layout: "StandardMessaging".into(),
@@ -482,7 +482,7 @@ mod tests {
             senders: 1,
             receivers: 1,
             work: Duration::from_millis(work_ms),
-            timeout: Duration::from_millis(200),
+            timeout: Duration::from_millis(timeout_ms),
             warm_up: Duration::ZERO,
             rounds: 1,
         };
@@ -498,14 +498,14 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_late_answer_counts_from_the_time_that_was_meant() {
-        let (latency, outbound, done) = latencies(Drive::Rate(1.0), 300, 0).await;
+        let (latency, outbound, done) = latencies(Drive::Rate(1.0), 300, (0, 10_000)).await;
         assert!(latency >= 299.0 && outbound >= 299.0 && done == 1, "{latency} {outbound}");
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_request_without_answer_counts_with_its_time_limit_in_an_open_loop() {
-        let (latency, _, done) = latencies(Drive::Rate(1.0), 0, 600).await;
+        let (latency, _, done) = latencies(Drive::Rate(1.0), 0, (600, 200)).await;
         assert!(latency >= 199.0 && done == 0, "{latency}");
-        assert_eq!(latencies(Drive::Window(1), 0, 600).await.0, 0.0);
+        assert_eq!(latencies(Drive::Window(1), 0, (600, 200)).await.0, 0.0);
     }
 }
