@@ -266,6 +266,40 @@ macro_rules! in_every_layout {
     )*};
 }
 
+/// A node behind the proxy that listens to "work", and the values it hears there.
+async fn worker_behind(server: &Server, proxy: &Proxy, layout: Layout) -> (Bus, Arc<Mutex<Vec<String>>>) {
+    let uri = server.uri.replace(&server.port.to_string(), &proxy.port.to_string());
+    let worker = Bus::builder(uri).layout(layout).sender_id("worker").connect().await.unwrap();
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let noted = heard.clone();
+    worker
+        .subscribe("work", move |message| {
+            noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
+            async { Ok(()) }
+        })
+        .await
+        .unwrap();
+    (worker, heard)
+}
+
+/// Sends work with different values, with this pause after each: exclusive, directed and broadcast in turns.
+async fn send_work(sender: &Bus, count: usize, pause: Duration) {
+    for n in 0..count {
+        let message = Message::new("work").value(n.to_string()).exclusive(n % 3 == 0).never_expires();
+        sender.publish(if n % 3 == 1 { message.to("worker") } else { message }).await.unwrap();
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// How many different values were heard, and how many at all.
+fn values(heard: &Mutex<Vec<String>>) -> (usize, usize) {
+    let mut values = heard.lock().unwrap().clone();
+    let count = values.len();
+    values.sort_unstable();
+    values.dedup();
+    (values.len(), count)
+}
+
 fn rockdove() -> Command {
     Command::new(env!("CARGO_BIN_EXE_rockdove"))
 }
@@ -1150,10 +1184,7 @@ in_every_layout! {
         let sender = feeding.await.unwrap();
         eventually("all heard", async || count() >= MESSAGES).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
-        let mut values = heard.lock().unwrap().clone();
-        values.sort_unstable();
-        values.dedup();
-        assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
+        assert_eq!(values(&heard), (MESSAGES, MESSAGES));
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
         sender.shutdown().await;
         worker.shutdown().await;
@@ -1215,26 +1246,10 @@ in_every_layout! {
         let server = Server::start();
         let proxy = Proxy::start(server.port).await;
         let sender = server.bus(layout, "sender").await;
-        let uri = server.uri.replace(&server.port.to_string(), &proxy.port.to_string());
-        let worker = Bus::builder(uri).layout(layout).sender_id("worker").connect().await.unwrap();
-        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
-        let noted = heard.clone();
-        worker
-            .subscribe("work", move |message| {
-                noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
-                async { Ok(()) }
-            })
-            .await
-            .unwrap();
+        let (worker, heard) = worker_behind(&server, &proxy, layout).await;
         worker.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
         worker.ready().await;
-        let send = async {
-            for n in 0..MESSAGES {
-                let message = Message::new("work").value(n.to_string()).exclusive(n % 3 == 0).never_expires();
-                sender.publish(if n % 3 == 1 { message.to("worker") } else { message }).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(3)).await;
-            }
-        };
+        let send = send_work(&sender, MESSAGES, Duration::from_millis(3));
         let disturb = async {
             for reset in [false, true, false, true] {
                 tokio::time::sleep(Duration::from_millis(150)).await;
@@ -1247,10 +1262,7 @@ in_every_layout! {
         let count = || heard.lock().unwrap().len();
         eventually("all heard", async || count() >= MESSAGES).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
-        let mut values = heard.lock().unwrap().clone();
-        values.sort_unstable();
-        values.dedup();
-        assert_eq!((values.len(), count()), (MESSAGES, MESSAGES));
+        assert_eq!(values(&heard), (MESSAGES, MESSAGES));
         proxy.cut(true);
         sender.request_first(Message::new("q").exclusive(true), LIMIT).await.unwrap();
         sender.shutdown().await;
@@ -1264,17 +1276,7 @@ in_every_layout! {
         let proxy = Proxy::start(server.port).await;
         let sender = server.bus(layout, "sender").await;
         sender.subscribe("q", |request| async move { Ok(request.derive_answer()) }).await.unwrap();
-        let uri = server.uri.replace(&server.port.to_string(), &proxy.port.to_string());
-        let worker = Bus::builder(uri).layout(layout).sender_id("worker").connect().await.unwrap();
-        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
-        let noted = heard.clone();
-        worker
-            .subscribe("work", move |message| {
-                noted.lock().unwrap().push(message.value.clone().unwrap_or_default());
-                async { Ok(()) }
-            })
-            .await
-            .unwrap();
+        let (worker, heard) = worker_behind(&server, &proxy, layout).await;
         sender.ready().await;
         worker.ready().await;
         let ask = async {
@@ -1285,13 +1287,7 @@ in_every_layout! {
             let time = start.elapsed().as_secs_f64();
             assert!((1.9..4.0).contains(&time), "{time} s");
         };
-        let send = async {
-            for n in 0..MESSAGES {
-                let message = Message::new("work").value(n.to_string()).exclusive(n % 3 == 0).never_expires();
-                sender.publish(if n % 3 == 1 { message.to("worker") } else { message }).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
+        let send = send_work(&sender, MESSAGES, Duration::from_millis(50));
         tokio::join!(proxy.freeze(Duration::from_secs(6)), ask, send);
         let count = || heard.lock().unwrap().len();
         eventually("all heard", async || count() >= MESSAGES).await;
@@ -1301,10 +1297,7 @@ in_every_layout! {
         eventually("heard by a stream", async || count() > MESSAGES).await;
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         tokio::time::sleep(Duration::from_millis(500)).await;
-        let mut values = heard.lock().unwrap().clone();
-        values.sort_unstable();
-        values.dedup();
-        assert_eq!((values.len(), count()), (MESSAGES + 1, MESSAGES + 1));
+        assert_eq!(values(&heard), (MESSAGES + 1, MESSAGES + 1));
         sender.shutdown().await;
         worker.shutdown().await;
     }

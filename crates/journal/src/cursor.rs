@@ -143,11 +143,7 @@ impl Cursor {
     }
 
     /// Stores a position, given what is on disk of the log.
-    pub(crate) fn store(&mut self, next: u64, synced: u64) -> Result<(), CursorError> {
-        Ok(self.write(next, synced)?)
-    }
-
-    fn write(&mut self, next: u64, synced: u64) -> Result<(), DiskError> {
+    pub(crate) fn store(&mut self, next: u64, synced: u64) -> Result<(), DiskError> {
         let record = Record {
             sequence: self.record.map_or(0, |r| r.sequence + 1),
             log_id: self.log_id,
@@ -160,8 +156,8 @@ impl Cursor {
         Ok(())
     }
 
-    pub(crate) fn sync(&self) -> Result<(), CursorError> {
-        Ok(self.file.sync()?)
+    pub(crate) fn sync(&self) -> Result<(), DiskError> {
+        self.file.sync()
     }
 }
 
@@ -228,8 +224,8 @@ pub(crate) fn move_back(
             Err(CursorError::Name(_) | CursorError::Damaged(_) | CursorError::Unsupported(_)) => continue,
         };
         let Some(next) = cursor.next().filter(|next| *next > last + 1) else { continue };
-        cursor.write(last + 1, last)?;
-        cursor.file.sync()?;
+        cursor.store(last + 1, last)?;
+        cursor.sync()?;
         moved.push(CursorPosition { name: name.into(), next });
     }
     Ok(moved)

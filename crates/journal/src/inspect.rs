@@ -569,8 +569,9 @@ pub struct RepairReport {
 /// Makes a log openable again. Refused while a writer has it open.
 ///
 /// Without [`RepairOptions::accept_loss`] it does what opening does, and makes a lost state anew; damage to what was
-/// durable is an error and changes nothing. Named positions never stay past the end. Run again after an interruption it goes on. It needs no key: a log whose state
-/// was lost and in which entries are encrypted takes the key that opens the newest of them.
+/// durable is an error and changes nothing. Named positions never stay past the end. Run again after an interruption it
+/// goes on. It needs no key: a log whose state was lost and in which entries are encrypted takes the key that opens the
+/// newest of them.
 pub fn repair(disk: Arc<dyn Disk>, options: RepairOptions) -> Result<RepairReport, OpenError> {
     let folder = Folder::new(disk);
     let _lock = folder.lock(LOCK)?.ok_or_else(|| OpenError::Locked(folder.path("")))?;

@@ -645,14 +645,14 @@ impl NamedTailer {
     /// Keeps the present position: everything before it is done. Survives the end of the process.
     pub fn commit(&mut self) -> Result<(), CursorError> {
         let synced = self.tailer.source.watermarks().synced;
-        self.cursor.store(self.tailer.next, synced)
+        Ok(self.cursor.store(self.tailer.next, synced)?)
     }
 
     /// As [`NamedTailer::commit`]; when it returns the position also survives a power loss, as far as what was read
     /// does.
     pub fn commit_synced(&mut self) -> Result<(), CursorError> {
         self.commit()?;
-        self.cursor.sync()
+        Ok(self.cursor.sync()?)
     }
 
     /// The committed position: the first index that was not done. A name that is new begins with the log's first entry.

@@ -1,14 +1,13 @@
 //! How a server is configured; the defaults run a useful node.
 
 use rockdove_engine::{Options, RiskField, RiskPolicy, SyncPolicy};
+use rockdove_mongo::topology::CONNECTIONS_MAX;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The port that MongoDB's clients know.
 const PORT: u16 = 27017;
-/// Connections at one time; more are closed at once.
-const CONNECTIONS_MAX: usize = 20_000;
 /// What counts as full if nothing is configured and the machine's memory is unknown.
 const MEMORY_FALLBACK_BYTES: u64 = 4 << 30;
 

@@ -84,7 +84,7 @@ impl Import {
             None => Box::new(stdin().lock()),
         };
         let folder = self.place.folder()?;
-        if self.place.is_of_a_bus()? {
+        if self.place.is_of_a_bus(&folder)? {
             bail!("into the log of a bus only the bus writes: its state is made from it");
         }
         // Synced once, at the end.

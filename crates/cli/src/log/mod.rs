@@ -144,9 +144,8 @@ impl Place {
         Ok(if has_log(&inner)? && !has_log(&self.dir)? { inner } else { self.dir.clone() })
     }
 
-    /// Whether it is the log of a bus, named by the bus's data folder or directly: checkpoints lie beside it.
-    fn is_of_a_bus(&self) -> io::Result<bool> {
-        let folder = self.folder()?;
+    /// Whether its own folder is the log of a bus, named by the bus's data folder or directly: checkpoints lie beside it.
+    fn is_of_a_bus(&self, folder: &Path) -> io::Result<bool> {
         if folder != self.dir {
             return Ok(true);
         }

@@ -44,7 +44,7 @@ impl Prune {
             bail!(Failure::misused("say what to remove: --age, --keep or --before-index"));
         }
         let folder = self.place.existing()?;
-        if self.place.is_of_a_bus()? {
+        if self.place.is_of_a_bus(&folder)? {
             bail!("the log of a bus is shortened by the bus: its state depends on it");
         }
         let options = Options {

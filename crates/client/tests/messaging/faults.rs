@@ -18,6 +18,18 @@ fn fault(call: &'static str, collection: &str, applied: bool) -> Fault {
     Fault { call, collection: collection.to_owned(), kind: Transient, applied }
 }
 
+/// Listens to "t" without ever getting done; told when a call begins.
+async fn hanging_listener(bus: &rockdove::Bus) -> Arc<Notify> {
+    let started = Arc::new(Notify::new());
+    let signal = started.clone();
+    let listen = move |_| {
+        signal.notify_one();
+        std::future::pending::<Result<(), HandlerError>>()
+    };
+    bus.subscribe("t", listen).await.unwrap();
+    started
+}
+
 /// A bus that counts what it gets on `t`.
 async fn counting(fake: &Fake, id: &str) -> (rockdove::Bus, Arc<AtomicUsize>) {
     let (bus, count) = (fake.connect(id).await, Arc::new(AtomicUsize::new(0)));
@@ -382,14 +394,7 @@ in_every_layout! {
 
     async fn shutdown_gives_interrupted_exclusive_messages_back(fake) {
         let (a, b) = (fake.connect("a").await, fake.connect("b").await);
-        let started = Arc::new(Notify::new());
-        let signal = started.clone();
-        b.subscribe("t", move |_| {
-            signal.notify_one();
-            std::future::pending::<Result<(), HandlerError>>()
-        })
-        .await
-        .unwrap();
+        let started = hanging_listener(&b).await;
         let id = a.publish(Message::new("t").exclusive(true)).await.unwrap();
         in_time("started", started.notified()).await;
         eventually("marked", || fake.message(&id).processed_by == ["b"]).await;
@@ -426,14 +431,7 @@ in_every_layout! {
 
     async fn a_shutdown_nobody_waits_for_goes_on(fake) {
         let (a, b) = (fake.connect("a").await, fake.connect("b").await);
-        let started = Arc::new(Notify::new());
-        let signal = started.clone();
-        b.subscribe("t", move |_| {
-            signal.notify_one();
-            std::future::pending::<Result<(), HandlerError>>()
-        })
-        .await
-        .unwrap();
+        let started = hanging_listener(&b).await;
         in_time("ready", b.ready()).await;
         a.publish(Message::new("t")).await.unwrap();
         in_time("started", started.notified()).await;

@@ -9,6 +9,9 @@ use rockdove_documents::{DocBuilder, ObjectId};
 use rockdove_engine::Level;
 use tokio::sync::watch;
 
+/// Connections at one time, unless the configuration says otherwise; more are closed at once.
+pub const CONNECTIONS_MAX: usize = 20_000;
+
 /// How the server presents itself; fixed while it runs.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -44,7 +47,7 @@ impl Default for Identity {
             poppydb: false,
             majority: Level::Replicated,
             has_risk_policy: false,
-            connections_max: 20_000,
+            connections_max: CONNECTIONS_MAX,
             test_commands: false,
             compressors: vec![Compressor::Snappy, Compressor::Zstd, Compressor::Zlib],
         }
